@@ -7,7 +7,7 @@ from .evaluate import EvaluateConfig
 from .expect import ExpectConfig
 from .explorer import ExplorerConfig
 from .load import recipes
-from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, TinyModel
+from .model import CriticConfig, FrozenModel, LoraConfig, ModelConfig, RopeParameters, TinyModel
 from .ray import PlaceConfig, RayConfig
 from .run import RunConfig, build, load
 from .sampler import SamplerConfig, SourceConfig
@@ -36,6 +36,7 @@ __all__ = [
     "OtherModel",
     "PlaceConfig",
     "RayConfig",
+    "RopeParameters",
     "RunConfig",
     "SamplerConfig",
     "SamplingConfig",

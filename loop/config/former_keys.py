@@ -35,6 +35,7 @@ FORMER = {
     "ray.groups_at_once": "ray.max_concurrent_groups",
     "ray.restarts": "ray.max_restarts",
     "ray.start_seconds": "ray.startup_timeout",
+    "rope_scaling": "rope_parameters",
     "schedule.new_per_step": "schedule.new_units_per_step",
     "schedule.stream": "schedule.streaming",
     "schedule.wait_seconds": "schedule.timeout",

@@ -122,6 +122,75 @@ class TinyModel(Section):
         return self
 
 
+class RopeParameters(Section):
+    """Scaling of rotary position embeddings, for sequences longer than a model was trained on.
+
+    The keys are those of `rope_parameters` in a `config.json`; what is left out stays the model's.
+    """
+
+    needs: ClassVar[dict[str, tuple[str, ...]]] = {
+        "default": (),
+        "linear": ("factor",),
+        "yarn": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    }
+    """The keys that each type cannot do without."""
+    takes: ClassVar[dict[str, tuple[str, ...]]] = {
+        "default": (),
+        "linear": (),
+        "yarn": ("attention_factor", "beta_fast", "beta_slow", "truncate"),
+        "llama3": (),
+    }
+    """The keys that each type may have besides, other than the two of all."""
+
+    rope_type: Literal["default", "linear", "yarn", "llama3"]
+    """How frequencies change: by `rope_theta` alone, all by `factor`, as in YaRN
+    (arXiv:2309.00071), or as in Llama 3.1. `dynamic` and `longrope`, whose frequencies depend on
+    the length of a sequence, would give engine and trainer different log-probs."""
+    factor: Float | None = Field(default=None, ge=1)
+    """How many times longer sequences become: `max_position_embeddings` becomes this many times
+    `original_max_position_embeddings`."""
+    original_max_position_embeddings: Int | None = Field(default=None, ge=1)
+    """Longest sequence that the model was trained on; None: that in its `config.json`."""
+    rope_theta: Float | None = Field(default=None, gt=0)
+    """Base of the frequencies."""
+    attention_factor: Float | None = Field(default=None, gt=0)
+    """yarn: multiplies cosines and sines; None: as the paper recommends for `factor`."""
+    beta_fast: Float | None = Field(default=None, gt=0)
+    """yarn: rotations over the original length from which frequencies stay; None: 32."""
+    beta_slow: Float | None = Field(default=None, gt=0)
+    """yarn: rotations up to which frequencies are divided by `factor`; None: 1."""
+    truncate: bool | None = None
+    """yarn: whether these bounds are rounded to whole frequencies; None: they are."""
+    low_freq_factor: Float | None = Field(default=None, gt=0)
+    """llama3: wavelengths longer than the original length over this are scaled."""
+    high_freq_factor: Float | None = Field(default=None, gt=0)
+    """llama3: wavelengths shorter than the original length over this stay."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        given = {name for name, value in self if value is not None}
+        need = self.needs[self.rope_type]
+        for name in need:
+            if name not in given:
+                raise ValueError(f"`rope_type` {self.rope_type} needs `{name}`; set it")
+        common = {"rope_type", "rope_theta"}
+        common |= {"original_max_position_embeddings"} if self.factor is not None else set()
+        known = {*common, *need, *self.takes[self.rope_type]}
+        for name in type(self).model_fields:
+            if name in given - known:
+                raise ValueError(
+                    f"`rope_type` {self.rope_type} has no `{name}`; leave it out, it has "
+                    f"{', '.join(sorted(known))}"
+                )
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and low >= high:
+            raise ValueError(
+                f"`low_freq_factor` {low:g} must be less than `high_freq_factor` {high:g}"
+            )
+        return self
+
+
 class FrozenModel(Section):
     """A model that is used but not trained."""
 
@@ -149,6 +218,9 @@ class FrozenModel(Section):
     """System message of conversations that have none; part of the template, not of `messages`."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model is run; only for code that you have read."""
+    rope_parameters: RopeParameters | None = None
+    """Scaling of its rotary position embeddings, wherever the model is used, and in published
+    folders; None: as its `config.json` says."""
     tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
     """Format of its tool calls: `<tool_call>` as in Hermes and Qwen, after `<|python_tag|>` or as
     bare JSON, after `[TOOL_CALLS]`, or an answer that is only JSON."""

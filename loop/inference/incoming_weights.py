@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from ...store.errors import JobError
-from ..models.adapter_files import SETTINGS, WEIGHTS, base_of, is_adapter, name_base
+from ..models.adapter_files import SETTINGS, WEIGHTS, base_of, is_adapter, name_base, rope_in
 from ..models.load import as_type, load_base, load_folder
 from ..models.lora import merge
+from ..models.rope import set_rope
 from ..models.state_dict import difference, state_of, weights_digest
 from ..models.weights import WEIGHTS as MODEL_WEIGHTS
 from ..models.weights import Weights, check_weights, file_of
@@ -75,7 +76,9 @@ class WeightSource:
                     shutil.copyfile(path, place / path.name)
         if self._is_adapter:
             name_base(first, self._adapter)
-            AutoConfig.from_pretrained(base_of(first)[0]).save_pretrained(self._model)
+            settings = AutoConfig.from_pretrained(base_of(first)[0])
+            set_rope(settings, rope_in(first))
+            settings.save_pretrained(self._model)
 
     def start(self) -> IncomingWeights:
         """Return the weights with which an engine starts, before a version is loaded."""

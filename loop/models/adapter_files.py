@@ -11,6 +11,7 @@ from torch import Tensor
 from ...store.errors import ConfigError, message_of
 from .atomic_folder import replace_folder, save_settings
 from .lora import base_part
+from .rope import rope_of
 from .state_dict import weights_digest
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ WEIGHTS = "adapter_model.safetensors"
 SETTINGS = "adapter_config.json"
 """The adapter's configuration, which peft reads."""
 BASE = "base.json"
-"""In adapters that rlake writes: the path of the base model, and the digest of its weights."""
+"""In adapters that rlake writes: the path of the base model, the digest of its weights, and its
+rotary position embeddings, which a configuration may have scaled."""
 RUN_BASE = "../../base"
 """The base model in the run's folder, relative to a version's folder."""
 
@@ -61,7 +63,8 @@ def write_settings(
         if not (run_folder / "base").is_dir():
             _write_base(model, below, run_folder / "base", tokenizer)
     settings.save_pretrained(target)
-    (target / BASE).write_text(json.dumps({"path": place, "digest": digest}))
+    about = {"path": place, "digest": digest, "rope": rope_of(model.config)}
+    (target / BASE).write_text(json.dumps(about))
 
 
 def _settings(model: "PreTrainedModel") -> Any:
@@ -99,11 +102,18 @@ def base_of(folder: Path) -> tuple[str, str | None]:
     return place, None
 
 
+def rope_in(folder: Path) -> dict[str, Any]:
+    """Return the rotary position embeddings with which an adapter was trained, if known."""
+    file = folder / BASE
+    return json.loads(file.read_text()).get("rope", {}) if file.is_file() else {}
+
+
 def name_base(source: Path, target: Path) -> None:
     """Write where the base model is, as a path that does not depend on the adapter's folder."""
     place, digest = base_of(source)
     place = str(Path(place).resolve()) if Path(place).is_dir() else place
-    (target / BASE).write_text(json.dumps({"path": place, "digest": digest}))
+    about = {"path": place, "digest": digest, "rope": rope_in(source)}
+    (target / BASE).write_text(json.dumps(about))
     settings = json.loads((target / SETTINGS).read_text())
     settings["base_model_name_or_path"] = place
     (target / SETTINGS).write_text(json.dumps(settings, indent=2))

@@ -9,9 +9,10 @@ from ...store.conversation import text_of
 from ...store.errors import ConfigError, missing_extra, nearest
 from ...store.files.tokenize import tokenizer_digest as tokenizer_digest
 from ...store.records import Message
-from ..config import FrozenModel, TinyModel
+from ..config import FrozenModel, RopeParameters, TinyModel
 from .chat_template import set_template
 from .images import is_vision, remember_processor
+from .rope import scale_rope, set_rope
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,8 @@ _TEMPLATE = (
 def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load or create a model and its tokenizer; an adapter is merged into its base model."""
     if config.from_scratch is not None:
-        model, tokenizer = make_tiny(config.from_scratch, seed=seed)
+        rope = config.rope_parameters
+        model, tokenizer = make_tiny(config.from_scratch, seed=seed, rope=rope)
         set_template(tokenizer, config)
         return as_type(model, config.dtype), tokenizer
     assert config.path is not None, "the configuration has a path or a tiny model"
@@ -41,12 +43,17 @@ def load(config: FrozenModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrai
 
 
 def load_folder(
-    path: str | Path, *, dtype: str = "float32", config: FrozenModel | None = None
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    config: FrozenModel | None = None,
+    rope: Mapping[str, Any] | None = None,
 ) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
     """Load a causal language model and its tokenizer from a folder in the Hugging Face format.
 
-    The folder of an adapter gives its base model with the adapter. `config` has the chat template
-    and whether code of the model is run. Raises ConfigError if it cannot be loaded.
+    The folder of an adapter gives its base model with the adapter. `config` has the chat template,
+    the scaling of positions, and whether code of the model is run; `rope` is what `rope_of`
+    returned for the folder's model. Raises ConfigError if it cannot be loaded.
     """
     try:
         import torch
@@ -78,6 +85,8 @@ def load_folder(
         _log.warning("`model.trust_remote_code`: Python code that comes with `%s` is run", path)
     try:
         settings = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
+        set_rope(settings, rope or {})
+        scale_rope(settings, None if config is None else config.rope_parameters)
         remember_processor(settings, path)
         kind = AutoModelForImageTextToText if is_vision(settings) else AutoModelForCausalLM
         model = kind.from_pretrained(
@@ -134,12 +143,12 @@ def load_base(
     """
     from transformers import AutoTokenizer
 
-    from .adapter_files import base_of, check_base
+    from .adapter_files import base_of, check_base, rope_in
 
     place, digest = base_of(folder)
     try:
         # in float32, of which the base model's digest is
-        model, tokenizer = load_folder(place, config=config)
+        model, tokenizer = load_folder(place, config=config, rope=rope_in(folder))
     except ConfigError as error:
         raise ConfigError(f"the base model of the adapter in `{folder}`: {error}") from error
     check_base(model, folder, digest=digest)
@@ -158,8 +167,13 @@ def _load_adapter(
     return as_type(model, dtype), tokenizer
 
 
-def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
-    """Create a small model with random weights, and a tokenizer of single characters."""
+def make_tiny(
+    spec: TinyModel, *, seed: int, rope: RopeParameters | None = None
+) -> tuple["PreTrainedModel", "PreTrainedTokenizerFast"]:
+    """Create a small model with random weights, and a tokenizer of single characters.
+
+    With `rope`, sequences may be longer than `spec.max_length`.
+    """
     try:
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -169,7 +183,7 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
         from .tiny_vision import SPECIAL, TEMPLATE, make_tiny_vision
 
         tokenizer = character_tokenizer(spec.alphabet, special=SPECIAL, template=TEMPLATE)
-        return make_tiny_vision(spec, spec.vision, tokenizer, seed=seed), tokenizer
+        return make_tiny_vision(spec, spec.vision, tokenizer, seed=seed, rope=rope), tokenizer
     tokenizer = character_tokenizer(spec.alphabet)
     width = spec.intermediate_size or 4 * spec.hidden_size
     kind: Any = Qwen3Config
@@ -197,6 +211,7 @@ def make_tiny(spec: TinyModel, *, seed: int) -> tuple["PreTrainedModel", "PreTra
         eos_token_id=eos_id(tokenizer),
         pad_token_id=pad_id(tokenizer),
     )
+    scale_rope(config, rope)
     with torch.random.fork_rng(devices=[]):  # the caller's generator continues as if unused
         torch.manual_seed(seed)
         model = network(config)

@@ -10,7 +10,8 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from ..config.model import TinyModel, TinyVision
+from ..config.model import RopeParameters, TinyModel, TinyVision
+from .rope import scale_rope
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -33,7 +34,12 @@ TEMPLATE = (
 
 
 def make_tiny_vision(
-    spec: TinyModel, vision: TinyVision, tokenizer: "PreTrainedTokenizerFast", *, seed: int
+    spec: TinyModel,
+    vision: TinyVision,
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    seed: int,
+    rope: RopeParameters | None = None,
 ) -> "PreTrainedModel":
     """Create a small model; an image is a token for each 2 x 2 of its patches."""
     start, image, end, video = (tokenizer.get_vocab()[token] for token in SPECIAL)
@@ -86,6 +92,7 @@ def make_tiny_vision(
         vision_end_token_id=end,
         tie_word_embeddings=True,
     )
+    scale_rope(config, rope)
     config.image_processor = {
         "size": {
             "shortest_edge": (vision.patch_size * _MERGE) ** 2,

@@ -8,6 +8,7 @@ from ...store.errors import ConfigError
 from ..config import FrozenModel
 from .chat_template import set_template
 from .load import load, pad_id
+from .rope import scale_rope
 
 _HEAD = "score"
 """The name of the layer in transformers."""
@@ -95,13 +96,17 @@ def _is_stored(path: str) -> bool:
 
 def _stored(config: FrozenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     from safetensors import SafetensorError
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     path, dtype = str(config.path), getattr(torch, config.dtype)
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype)
+        settings = AutoConfig.from_pretrained(path)
+        scale_rope(settings, config.rope_parameters)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, config=settings, dtype=dtype
+        )
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(

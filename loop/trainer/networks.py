@@ -338,7 +338,8 @@ class _Loader:
     def critic(self) -> Critic:
         path, given = self.config.trainer.critic.path, _trained(self.config)
         if path is not None:
-            given = FrozenModel(path=path, device=given.device, attention=given.attention)
+            kept = {"device": given.device, "attention": given.attention}
+            given = FrozenModel(path=path, rope_parameters=given.rope_parameters, **kept)
         return Critic(placed(self._loaded("trainer.critic", given), given))
 
     def _loaded(self, name: str, config: FrozenModel) -> PreTrainedModel:

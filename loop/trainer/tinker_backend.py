@@ -181,6 +181,8 @@ def _unfit(config: RunConfig) -> str | None:
             "`model` must have a `path`, a folder or hub name whose tokenizer and configuration "
             "are those of the server's model, and no `lora`: `rank` is the adapter's"
         )
+    if config.model.rope_parameters is not None:
+        return "the server has its own; leave `model.rope_parameters` out"
     if named := [key for key in _OF_TORCH if key in trainer.model_fields_set]:
         return f"`trainer.{named[0]}` is about torch here, which does not train; leave it out"
     if trainer.optimizer != "adamw" or trainer.optimizer_kwargs.keys() - {"eps"}:

@@ -49,9 +49,14 @@ class EndpointPolicy:
         """Use the endpoint of `settings`; the first retry waits `first_wait` seconds.
 
         Images of the `store` that messages name are sent as data URLs. The system prompt and the
-        template's arguments of `model` are sent. Raises ConfigError if it has a template, which
-        an endpoint does not take.
+        template's arguments of `model` are sent. Raises ConfigError if it has a template or scales
+        positions, which an endpoint does not take.
         """
+        if model is not None and model.rope_parameters is not None:
+            raise ConfigError(
+                "an endpoint embeds positions as its own model says; leave "
+                "`model.rope_parameters` out, or start the endpoint's server with them"
+            )
         if model is not None and model.chat_template is not None:
             raise ConfigError(
                 "an endpoint writes conversations with its own template; leave "

@@ -9,13 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from ....store.errors import ConfigError, JobError
 from ...config import FrozenModel
 from ...config.engines import SglangEngine as Settings
 from ...models.chat_template import set_template
 from ...models.remote_weights import is_remote, not_here
+from ...models.rope import scale_rope
 from ...models.state_dict import weights_digest
 from ...models.weights import Weights
 from ..engine import Request, Sampled
@@ -72,6 +73,10 @@ class SglangEngine:
             set_template(tokenizer, model)
         self.tokenizer: PreTrainedTokenizerFast = tokenizer  # pyright: ignore[reportAttributeAccessIssue]
         self._source = WeightSource(folder, dtype=dtype, merge_adapter=True)
+        if model is not None and model.rope_parameters is not None:
+            scaled = AutoConfig.from_pretrained(self._source.settings, trust_remote_code=trust)
+            scale_rope(scaled, model.rope_parameters)
+            scaled.save_pretrained(self._source.settings)
         first = self._source.start()
         self._fleet = Fleet(settings, first, self._source.written(first))
         self._asked: dict[int, _Pending] = {}

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....store.errors import ConfigError, JobError
 from ...config.engines import SglangEngine as Settings
+from ...models.rope import KEYS as ROPE
+from ...models.rope import rope_of
 from ..policy import PolicyError
 
 if TYPE_CHECKING:
@@ -101,7 +103,10 @@ class Server:
         self.max_length = int(room) - 1
         self._is_incremental = bool(info.get("incremental_streaming_output"))
         try:
-            ours, theirs, made_in = await asyncio.to_thread(_configs, folder, path, trust=trust)
+            changed = json.loads(info.get("json_model_override_args") or "{}")
+            ours, theirs, made_in = await asyncio.to_thread(
+                _configs, folder, path, changed, trust=trust
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"the configuration of `{path}`, which the server `{self.name}` serves, cannot be "
@@ -110,12 +115,18 @@ class Server:
             ) from error
         # SGLang ends when it is given weights of other shapes, so they are compared before.
         for name, value in {**theirs, "model_type": model.get("model_type")}.items():
-            if value is not None and ours.get(name) != value:
+            if name not in ROPE and value is not None and ours.get(name) != value:
                 raise ConfigError(
                     f"the server `{self.name}` serves `{path}` with `{name}` {value}, and the "
                     f"run's model has {ours.get(name)}; start it with the run's model: "
                     f"`--model-path {folder}`"
                 )
+        if (rope := {k: v for k in ROPE if (v := ours[k]) != theirs[k]}) and theirs[ROPE[0]]:
+            raise ConfigError(
+                f"the server `{self.name}` computes positions by "
+                f"{ {k: theirs[k] for k in rope} }, and the run's model by {rope}; start it with "
+                f"`--json-model-override-args '{json.dumps(rope)}'`"
+            )
         given = str(info.get("dtype")).removeprefix("torch.")
         found = _DTYPES.get(given, given)
         if found == "auto":
@@ -299,9 +310,12 @@ class Server:
 
 
 def _configs(
-    folder: Path, served: str, *, trust: bool
+    folder: Path, served: str, changed: Mapping[str, Any], *, trust: bool
 ) -> tuple[dict[str, Any], dict[str, Any], str | None]:
-    """Return the sizes of the run's model and of the served one, and the dtype that it names."""
+    """Return the sizes of the run's model and of the served one, and the dtype that it names.
+
+    `changed` are the keys of its configuration with which the server was started.
+    """
     from transformers import AutoConfig
 
     ours, theirs = (
@@ -312,6 +326,8 @@ def _configs(
         {name: getattr(one.get_text_config(), name, None) for name in _SIZES}
         for one in (ours, theirs)
     )
+    theirs.update(dict(changed))
+    first, second = first | rope_of(ours), second | rope_of(theirs)
     named = getattr(theirs, "dtype", None)
     return {"model_type": ours.model_type, **first}, second, named and str(named)
 

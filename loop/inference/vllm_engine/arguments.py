@@ -9,8 +9,9 @@ from typing import Any
 
 from ....store.errors import ConfigError
 from ...config.engines import VllmEngine as Settings
-from ...config.model import FrozenModel
+from ...config.model import FrozenModel, RopeParameters
 from ...models.images import reads_images
+from ...models.rope import scaled_arguments
 
 WORKER = "rlake.loop.inference.vllm_engine.worker.Worker"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -63,7 +64,12 @@ def on_cpu() -> bool:
 
 
 def arguments(
-    folder: Path, settings: Settings, *, dtype: str, adapter: Mapping[str, Any] | None = None
+    folder: Path,
+    settings: Settings,
+    *,
+    dtype: str,
+    adapter: Mapping[str, Any] | None = None,
+    rope: RopeParameters | None = None,
 ) -> dict[str, Any]:
     """Return vLLM's arguments; the configuration's `engine_args` take precedence.
 
@@ -81,8 +87,9 @@ def arguments(
     }
     if reads_images(folder):
         made |= _for_images()
+    made |= scaled_arguments(folder, rope)
     if overrides := _architecture(folder):
-        made["hf_overrides"] = overrides
+        made["hf_overrides"] = {**overrides, **made.get("hf_overrides", {})}
     if settings.memory_share is not None:
         made["gpu_memory_utilization"] = settings.memory_share
     if settings.sleep and not on_cpu():

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from ....store.errors import JobError, message_of
 from ...config.engines import VllmEngine as Settings
+from ...config.model import RopeParameters
 from ..engine import Request
 from ..policy import PolicyError, Sampling
 from ..token_stream import TokenCallback
@@ -78,10 +79,16 @@ class Backend:
     """Whether it has given its memory back."""
 
     def __init__(
-        self, settings: Settings, *, dtype: str, adapter: Mapping[str, Any] | None = None
+        self,
+        settings: Settings,
+        *,
+        dtype: str,
+        adapter: Mapping[str, Any] | None = None,
+        rope: RopeParameters | None = None,
     ) -> None:
         """`adapter`: peft's settings of the adapter with which all requests are answered."""
         self._settings, self._dtype, self._adapter = settings, dtype, adapter
+        self._rope = rope
         self._llm: Any = None
 
     async def start(self, folder: Path, *, has_weights: bool = True) -> None:
@@ -95,7 +102,8 @@ class Backend:
             from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
             try:
-                given = arguments(folder, self._settings, dtype=self._dtype, adapter=self._adapter)
+                own = {"adapter": self._adapter, "rope": self._rope}
+                given = arguments(folder, self._settings, dtype=self._dtype, **own)
                 given |= dict[str, Any]() if has_weights else {"load_format": "dummy"}
                 self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
             except Exception as error:

@@ -62,13 +62,14 @@ class VllmEngine:
     ) -> None:
         """Start vLLM with the model of a folder. Raises JobError if it does not start.
 
-        `model` has the chat template and whether code of the model is run; `images` are those
-        that its prompts may show.
+        `model` has the chat template, the scaling of positions, and whether code of the model is
+        run; `images` are those that its prompts may show.
         """
         if find_spec("vllm") is None:
             raise missing_extra("vllm", "vllm")
         check_dtype(dtype)
         self._settings, self._dtype = settings or Settings(), dtype
+        self._rope = None if model is None else model.rope_parameters
         self._images = images
         trust = model is not None and model.trust_remote_code
         if trust:
@@ -194,7 +195,9 @@ class VllmEngine:
                 await self._died(backend, error)
 
     async def _start(self) -> None:
-        backend = Backend(self._settings, dtype=self._dtype, adapter=self._source.adapter)
+        backend = Backend(
+            self._settings, dtype=self._dtype, adapter=self._source.adapter, rope=self._rope
+        )
         folder, has_weights = self._source.folder(self._served)
         try:
             await backend.start(folder, has_weights=has_weights)

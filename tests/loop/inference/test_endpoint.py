@@ -9,7 +9,7 @@ import pytest
 from support.endpoints import ASKED, Reply, answering, ask, refused, said
 from support.tiny_models import config
 
-from rlake.loop.config import Endpoint
+from rlake.loop.config import Endpoint, FrozenModel, RopeParameters
 from rlake.loop.inference.endpoint.policy import EndpointPolicy
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.trajectories.conversation import Conversation
@@ -218,3 +218,10 @@ def at(url: str) -> dict[str, str]:
 def test_an_endpoint_that_cannot_be_is_refused(explorer: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         config(explorer=explorer)
+
+
+def test_an_endpoint_embeds_positions_as_its_model_says() -> None:
+    scaled = RopeParameters(rope_type="linear", factor=2)
+    model = FrozenModel(path="served", rope_parameters=scaled)
+    with pytest.raises(ConfigError, match="start the endpoint's server with them"):
+        EndpointPolicy(Endpoint(url="http://localhost:1/v1", model="m"), model=model)

@@ -47,6 +47,10 @@ def test_a_run_that_a_server_can_train_is_accepted() -> None:
         ({"algorithm": {"grpo": {"entropy_coef": 0.1}}}, "needs entropy, which is of whole"),
         ({"algorithm": "clip_v"}, "needs old_discriminator"),
         ({"model": {"lora": {"rank": 4}}}, "no `lora`: `rank` is the adapter's"),
+        (
+            {"model": {"rope_parameters": {"rope_type": "yarn", "factor": 2}}},
+            "leave `model.rope_parameters` out",
+        ),
         ({"model": {"from_scratch": {}, "path": None}}, "`model` must have a `path`"),
         ({"explorer": {"engine": "transformers"}}, "set `explorer.engine: tinker`"),
         ({"explorer": {"sampling": {"temperature": 0.7}}}, "`temperature` is 0.7"),
