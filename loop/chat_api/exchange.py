@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ..inference.policy import Completion, PolicyError
 from ..inference.token_stream import TokenStream
+from ..models.reasoning import marked
 from . import responses
 from .errors import RequestError
 from .metrics import ServingMetrics
@@ -80,7 +81,7 @@ class ChatExchange:
     def sampled(self, completions: list[Completion]) -> None:
         """Set the completions; raise RequestError if a different text was already streamed."""
         self.completions = completions
-        contents = [responses.content(one) for one in completions]
+        contents = [marked(one.answer) for one in completions]
         try:
             self.left = contents if self.listener is None else self.listener.left(contents)
         except PolicyError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..inference.policy import Completion
+from ..models.reasoning import MarkedParts
 from .requests import ChatRequest
 
 _PIECE = 64
@@ -45,6 +46,7 @@ class Chunks:
 
     def __init__(self, head: Mapping[str, Any], asked: ChatRequest, token_text: TokenText) -> None:
         self._head, self._asked, self._token_text = head, asked, token_text
+        self._parts = [MarkedParts() for _ in range(asked.n)]
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Yield the role of each choice."""
@@ -53,8 +55,10 @@ class Chunks:
 
     def text(self, i: int, text: str) -> Iterator[dict[str, Any]]:
         """Yield the next text of a choice."""
-        for at in range(0, len(text), _PIECE):
-            yield self._delta(i, content=text[at : at + _PIECE])
+        for is_thought, part in self._parts[i](text):
+            name = "reasoning_content" if is_thought else "content"
+            for at in range(0, len(part), _PIECE):
+                yield self._delta(i, **{name: part[at : at + _PIECE]})
 
     def end(
         self, completions: Sequence[Completion], left: Sequence[str]

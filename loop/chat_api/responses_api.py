@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from ..inference.policy import Completion
+from ..models.reasoning import MarkedParts
 from . import responses
 from .errors import RequestError
 from .exchange import ChatExchange
@@ -255,6 +256,7 @@ class ResponseEvents:
     def __init__(self, exchange: ChatExchange) -> None:
         self._exchange = exchange
         self._number, self._is_open = 0, False
+        self._parts = MarkedParts()
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Yield that the response exists and is in progress."""
@@ -262,7 +264,11 @@ class ResponseEvents:
             yield self._event(kind, response=_head(self._exchange))
 
     def text(self, i: int, text: str) -> Iterator[dict[str, Any]]:
-        """Yield the next text."""
+        """Yield the next text; thoughts, like those of OpenAI's models, are not shown."""
+        if shown := self._shown(text):
+            yield from self._said(shown)
+
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._is_open:
             self._is_open = True
             item = _opened(self._exchange)
@@ -274,13 +280,17 @@ class ResponseEvents:
         self, completions: Sequence[Completion], left: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
         """Yield the rest of the text, the items as they are, and the whole response."""
-        if left[0] or not completions[0].answer.get("tool_calls"):
-            yield from self.text(0, left[0])
+        rest = self._shown(left[0])
+        if rest or not completions[0].answer.get("tool_calls"):
+            yield from self._said(rest)
         done = whole(self._exchange)
         for at, item in enumerate(done["output"]):
             yield from (self._text_done(item) if at == 0 and self._is_open else self._of(item, at))
             yield self._event("output_item.done", output_index=at, item=item)
         yield self._event(done["status"], response=done)
+
+    def _shown(self, text: str) -> str:
+        return "".join(part for is_thought, part in self._parts(text) if not is_thought)
 
     def _text_done(self, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         [part] = item["content"]

@@ -224,6 +224,12 @@ class FrozenModel(Section):
     tool_call_format: Literal["hermes", "llama", "mistral", "json"] = "hermes"
     """Format of its tool calls: `<tool_call>` as in Hermes and Qwen, after `<|python_tag|>` or as
     bare JSON, after `[TOOL_CALLS]`, or an answer that is only JSON."""
+    reasoning_format: Literal["think", "magistral", "seed_oss"] | None = None
+    """Tags of its thoughts, which messages then have as `reasoning_content` apart from `content`:
+    `<think>` (DeepSeek-R1, Qwen3), `[THINK]` or `<seed:think>`; None: a thought is content.
+
+    Rewards see the whole text. It is for chat templates that write `reasoning_content`.
+    """
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights wherever the model is used but not trained.
 

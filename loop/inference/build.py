@@ -37,19 +37,19 @@ def start_policy(
         from ..models.images import images_in
         from .vllm_engine.engine import VllmEngine
 
-        images, style = images_in(folder, store), model.tool_call_format
+        images = images_in(folder, store)
         engine = VllmEngine(folder, config.vllm, dtype=model.dtype, model=model, images=images)
-        return ChatPolicy(engine, sampling=sampling, tool_call_format=style, images=images)
+        return ChatPolicy(engine, sampling=sampling, images=images, **answer_formats(model))
     if config.sglang is not None:
         from .sglang_engine.engine import SglangEngine
 
         engine = SglangEngine(folder, config.sglang, dtype=model.dtype, model=model)
-        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+        return ChatPolicy(engine, sampling=sampling, **answer_formats(model))
     if config.tinker is not None:
         from .tinker_engine import TinkerEngine
 
         engine = TinkerEngine(folder, config.tinker)
-        return ChatPolicy(engine, sampling=sampling, tool_call_format=model.tool_call_format)
+        return ChatPolicy(engine, sampling=sampling, **answer_formats(model))
     from ..models.load import load_folder
 
     loaded = load_folder(folder, dtype=model.dtype, config=model)
@@ -78,9 +78,12 @@ def in_process(
         images=images,
         record_experts=isinstance(model, ModelConfig) and model.router_replay,
     )
-    return ChatPolicy(
-        engine, sampling=sampling, tool_call_format=model.tool_call_format, images=images
-    )
+    return ChatPolicy(engine, sampling=sampling, images=images, **answer_formats(model))
+
+
+def answer_formats(model: FrozenModel) -> dict[str, Any]:
+    """Return how the answers of a model are read."""
+    return {"tool_call_format": model.tool_call_format, "reasoning_format": model.reasoning_format}
 
 
 def start_auxiliary(

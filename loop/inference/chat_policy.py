@@ -13,15 +13,18 @@ from ...store.image_parts import media_ids, parts_of
 from ...store.records import Message
 from ..models.images import Images
 from ..models.load import text_ids, tokenizer_digest
-from ..models.tool_calls import OutsideToolCalls, assistant_message, known_format
+from ..models.reasoning import known_reasoning
+from ..models.tool_calls import known_format
+from .answers import AnswerReader
 from .cancellation import cancel_reason, on_cancel
 from .chat_template import Templates
-from .detokenizer import IncrementalDetokenizer, SpecialTokens
+from .detokenizer import SpecialTokens
 from .engine import Engine, Request, Sampled
 from .grammars import grammar_of
+from .messages import is_begun
 from .policy import Completion, PolicyError, Sampling, Tools, Turn
 from .scoring import scorer
-from .token_stream import TextDecoder, TokenCallback, current_callbacks
+from .token_stream import TokenCallback, current_callbacks
 
 _LONG = 20_000
 """Characters from which a prompt is tokenized in a thread; shorter ones take milliseconds."""
@@ -44,14 +47,19 @@ class ChatPolicy:
         *,
         sampling: Sampling | None = None,
         tool_call_format: str = "hermes",
+        reasoning_format: str | None = None,
         images: Images | None = None,
     ) -> None:
         self.engine = engine
         self.sampling = sampling or Sampling()
         self._format = known_format(tool_call_format)
+        self._reasoning = known_reasoning(reasoning_format)
         self._images = images
         self._templates = Templates(
-            engine.tokenizer, tool_call_format=tool_call_format, images=images
+            engine.tokenizer,
+            tool_call_format=tool_call_format,
+            reasoning_format=reasoning_format,
+            images=images,
         )
         self.media_store = None if images is None else images.store
         """The store of the images that messages may show; None: the model reads none."""
@@ -79,11 +87,12 @@ class ChatPolicy:
         chosen = sampling or self.sampling
         media = self._media(messages, chosen)
         prompt = _cut(await self._tokenized(messages, tools, earlier), chosen)
-        callbacks = current_callbacks(n, lambda: self._decoder(tools))
+        reads = self._answers(messages, prompt, tools)
+        callbacks = current_callbacks(n, reads.decoder)
         grammar = grammar_of(chosen, tools, tool_call_format=self._format)
         asked = [(chosen, i) for i in range(n)]
         sampled = await self._sent(self._requests(prompt, asked, callbacks, grammar, media))
-        return [self._completion(prompt, one, tools, chosen) for one in sampled]
+        return [self._completion(prompt, one, reads, chosen) for one in sampled]
 
     def answers(
         self, messages: Sequence[Message], sampling: Sequence[Sampling]
@@ -102,11 +111,26 @@ class ChatPolicy:
         prompt = _cut(self._prompt(messages, None, ()), chosen)
         grammar = grammar_of(chosen, None, tool_call_format=self._format)
         requests = self._requests(prompt, [(one, 0) for one in sampling], (), grammar, media)
-        return [self._answer(*each) for each in zip(requests, sampling, strict=True)]
+        reads = self._answers(messages, prompt, None)
+        return [self._answer(*each, reads) for each in zip(requests, sampling, strict=True)]
 
-    async def _answer(self, request: Request, how: Sampling) -> Completion:
+    async def _answer(self, request: Request, how: Sampling, reads: AnswerReader) -> Completion:
         [sampled] = await self._sent([request])
-        return self._completion(request.prompt_ids, sampled, None, how)
+        return self._completion(request.prompt_ids, sampled, reads, how)
+
+    def _answers(
+        self, messages: Sequence[Message], prompt: Sequence[int], tools: Tools
+    ) -> AnswerReader:
+        # what continues a begun answer, or a raw prompt, is text
+        is_chat = not is_begun(messages) and not (messages and messages[-1].get("is_raw"))
+        return AnswerReader(
+            self.engine.tokenizer,
+            self._special,
+            tools=tools,
+            tool_call_format=self._format,
+            reasoning_format=self._reasoning if is_chat else None,
+            prompt=prompt,
+        )
 
     async def complete(
         self,
@@ -185,19 +209,6 @@ class ChatPolicy:
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
         return self.engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)  # type: ignore[return-value]
-
-    def _decoder(self, tools: Tools) -> TextDecoder:
-        # Formats mark calls with special tokens, so with tools the content ends at the first one.
-        decoder = IncrementalDetokenizer(
-            self.text,
-            special=self._special.special,
-            undecided=self._special.bytes,
-            ends_at_special=bool(tools),
-        )
-        if not tools:
-            return decoder
-        content = OutsideToolCalls(self._format)
-        return lambda tokens: content(decoder(tokens))
 
     @cached_property
     def _special(self) -> SpecialTokens:
@@ -302,13 +313,13 @@ class ChatPolicy:
         return list(ids)
 
     def _completion(
-        self, prompt: Sequence[int], sampled: Sampled, tools: Tools, sampling: Sampling
+        self, prompt: Sequence[int], sampled: Sampled, reads: AnswerReader, sampling: Sampling
     ) -> Completion:
         first = sampled.segments[0].policy_version if sampled.segments else self.version
         return Completion(
             text=self.text(sampled.token_ids),
             finish_reason=sampled.finish_reason,
-            message=self._message(sampled.token_ids, tools) if tools else None,
+            message=reads.message(sampled.token_ids),
             prompt_ids=prompt,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
@@ -321,20 +332,6 @@ class ChatPolicy:
             tokenizer=self._tokenizer,
             timing=sampled.timing,
         )
-
-    def _message(self, token_ids: Sequence[int], tools: Tools) -> Message:
-        """Return an answer that may call tools, read with its special tokens."""
-        tokenizer = self.engine.tokenizer
-        kept = list(token_ids)
-        # With special tokens kept, the end token has a text, which would become content.
-        if kept[-1:] == [tokenizer.eos_token_id]:
-            kept.pop()
-        marked = tokenizer.decode(kept, skip_special_tokens=False)
-        message = assistant_message(str(marked), tools, tool_call_format=self._format)
-        if message.get("tool_calls"):
-            return message
-        # An answer without a call reads as it does where no tools are given.
-        return {"role": "assistant", "content": self.text(token_ids)}
 
 
 def _characters(messages: Sequence[Message]) -> int:

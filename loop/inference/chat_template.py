@@ -7,6 +7,7 @@ from ...store.image_parts import media_ids
 from ...store.records import Message
 from ..models.chat_tokenizer import arguments_of, with_values
 from ..models.load import eos_id, ids_behind, plain, prompt_ids
+from ..models.reasoning import is_open, split_reasoning
 from ..models.tool_calls import assistant_message
 from .messages import after, begins, is_begun
 from .policy import Tools, Turn
@@ -32,9 +33,11 @@ class Templates:
         tokenizer: "PreTrainedTokenizerFast",
         *,
         tool_call_format: str = "hermes",
+        reasoning_format: str | None = None,
         images: "Images | None" = None,
     ) -> None:
         self._tokenizer, self._format, self._images = tokenizer, tool_call_format, images
+        self._reasoning = reasoning_format
         self._special = set(tokenizer.all_special_ids)
 
     def prompt(
@@ -113,16 +116,20 @@ class Templates:
         for answer in map(self._decoded, sampled):
             if tail.startswith(answer):
                 return tail[len(answer) :]
-        return self._after_same(turn, tail, self._closing(asked, tools))
+        thinks = self._reasoning is not None and is_open(before, self._reasoning)
+        return self._after_same(turn, tail, self._closing(asked, tools), thinks=thinks)
 
-    def _after_same(self, turn: Turn, tail: str, closing: str) -> str | None:
+    def _after_same(self, turn: Turn, tail: str, closing: str, *, thinks: bool) -> str | None:
         """Return what follows an answer whose blanks or calls the template writes differently."""
         at, answer = tail.find(closing) if closing else -1, _bare(turn.completion.answer)
         for _ in range(_MOST_ENDS):
             if at < 0:
                 return None
-            read = assistant_message(tail[:at], turn.tools, tool_call_format=self._format)
-            if _bare(read) == answer:
+            thought, text = None, tail[:at]
+            if self._reasoning is not None:
+                thought, text = split_reasoning(text, self._reasoning, is_begun=thinks)
+            read = assistant_message(text, turn.tools, tool_call_format=self._format)
+            if _bare({**read, "reasoning_content": thought}) == answer:
                 # An end token that was sampled is among the turn's tokens: it must not come twice.
                 rest, last = tail[at:], list(turn.completion.token_ids or ())[-1:]
                 return rest.removeprefix(self._decoded(last)) if last else rest
@@ -170,8 +177,9 @@ def _content(message: Message) -> str:
     return str(message.get("content") or "")
 
 
-def _bare(message: Message) -> tuple[str, list[Any]]:
-    """Return a message's content without blanks, and its calls."""
+def _bare(message: Message) -> tuple[str, str, list[Any]]:
+    """Return a message's thought and content without blanks, and its calls."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     summary = [(call["name"], arguments_of(call)) for call in calls]
-    return "".join(_content(message).split()), summary
+    thought = "".join(str(message.get("reasoning_content") or "").split())
+    return thought, "".join(_content(message).split()), summary

@@ -84,7 +84,7 @@ class ConversationTokenizer:
             ids += found
             mask += [is_assistant] * len(found)
         last, end = conversation[-1], eos_id(self._tokenizer)
-        if is_answer(last) and (not last.get("tool_calls") or ids[-1:] != [end]):
+        if is_answer(last) and (not _is_written(last) or ids[-1:] != [end]):
             ids.append(end)
             mask.append(True)
         if not any(mask):
@@ -93,7 +93,7 @@ class ConversationTokenizer:
 
     def _parts(self, conversation: list[Message], tools: Tools, first: int) -> Iterator[Part]:
         """Split the conversation at the beginning and end of each assistant turn."""
-        is_text = is_answer(conversation[-1]) and not conversation[-1].get("tool_calls")
+        is_text = is_answer(conversation[-1]) and not _is_written(conversation[-1])
         body = conversation[:-1] if is_text else conversation
         whole = self._text(body, tools, ready=is_text)
         at = 0
@@ -159,6 +159,11 @@ class ConversationTokenizer:
         last = str(self._tokenizer.eos_token)
         end = text.rfind(last, start) + len(last)
         return end if end >= start + len(last) and not text[end:].strip() else len(text)
+
+
+def _is_written(answer: Message) -> bool:
+    """Return whether an answer is more than text, so that the template writes it."""
+    return bool(answer.get("tool_calls") or answer.get("reasoning_content"))
 
 
 class _NotTokenized(Exception):

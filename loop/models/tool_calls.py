@@ -64,7 +64,7 @@ class OutsideToolCalls:
         sure, mark, _ = self._kept.partition(self._mark)
         self._is_over = bool(mark)
         if not mark:
-            sure = sure[: len(sure) - _overlap(sure, self._mark)]
+            sure = sure[: len(sure) - overlap(sure, self._mark)]
         passed = sure.rstrip()
         self._kept = self._kept[len(passed) :]
         return passed
@@ -77,7 +77,7 @@ class OutsideToolCalls:
         return not self._may_be_bare
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Return the length of the longest end of a text with which a mark may begin."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 

@@ -338,8 +338,12 @@ class _Loader:
     def critic(self) -> Critic:
         path, given = self.config.trainer.critic.path, _trained(self.config)
         if path is not None:
-            kept = {"device": given.device, "attention": given.attention}
-            given = FrozenModel(path=path, rope_parameters=given.rope_parameters, **kept)
+            given = FrozenModel(
+                path=path,
+                device=given.device,
+                attention=given.attention,
+                rope_parameters=given.rope_parameters,
+            )
         return Critic(placed(self._loaded("trainer.critic", given), given))
 
     def _loaded(self, name: str, config: FrozenModel) -> PreTrainedModel:

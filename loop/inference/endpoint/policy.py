@@ -17,9 +17,10 @@ from ....store.media import with_data_urls
 from ....store.records import Message
 from ....store.tables import Tables
 from ...config import Endpoint, FrozenModel
+from ...models.reasoning import ReasoningStream
 from ..event_loop import all_of, run_on, shared_loop
 from ..policy import OTHERS, Completion, PolicyError, Sampling, Timing, Tools, Turn
-from ..token_stream import TokenCallback, current_callbacks
+from ..token_stream import TextDecoder, TokenCallback, current_callbacks
 from .responses import completion
 
 
@@ -63,6 +64,7 @@ class EndpointPolicy:
                 "`model.chat_template` out, or start the endpoint's server with it"
             )
         self._system = None if model is None else model.system_prompt
+        self._reasoning = None if model is None else model.reasoning_format
         self._kwargs = {} if model is None else model.chat_template_kwargs
         self.settings, self.sampling = settings, sampling or Sampling()
         self.media_store = store
@@ -88,12 +90,18 @@ class EndpointPolicy:
         chosen = sampling or self.sampling
         _check_possible(chosen, messages)
         messages = await self._shown(messages)
-        callbacks = [None] * n if tools else current_callbacks(n, lambda: "".join)
+        callbacks = [None] * n if tools else current_callbacks(n, self._decoder)
         works = []
         for i, callback in enumerate(callbacks):
             body = self._body(messages, tools, chosen, i)
             works.append(run_on(self._ask(body, callback, _actual(chosen, body))))
         return await all_of(works)
+
+    def _decoder(self) -> TextDecoder:
+        if self._reasoning is None:
+            return "".join
+        split = ReasoningStream(self._reasoning)
+        return lambda characters: split("".join(characters))
 
     def close(self) -> None:
         """Close connections that are kept open."""
@@ -162,7 +170,13 @@ class EndpointPolicy:
         first_token = first[0] - sent if first else 0.0
         timing = Timing(queued=sent - asked, first_token=first_token, total=now - asked)
         keeps = _gives_full(sampling, processed=self.settings.processed_logprobs)
-        made = completion(answer, engine=self.engine, keeps_logprobs=keeps, timing=timing)
+        made = completion(
+            answer,
+            engine=self.engine,
+            keeps_logprobs=keeps,
+            timing=timing,
+            reasoning_format=self._reasoning,
+        )
         return replace(made, sampling=sampling)
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ....operators.endpoint_replies import shown
 from ....store.errors import first_invalid
 from ....store.records import Message
+from ...models.reasoning import split_reasoning
 from ..policy import Completion, PolicyError, Timing
 
 _SHOWN = 120
@@ -28,13 +29,15 @@ class _Call(BaseModel):
 class _Message(BaseModel):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """What newer servers of vLLM call it."""
     tool_calls: list[_Call] | None = None
 
     def message(self) -> Message:
         """Return it as a message of a conversation."""
         made: Message = {"role": "assistant", "content": self.content or ""}
-        if self.reasoning_content:
-            made["reasoning_content"] = self.reasoning_content
+        if thought := self.reasoning_content or self.reasoning:
+            made["reasoning_content"] = thought
         if self.tool_calls:
             made["tool_calls"] = [
                 call.model_dump() | {"id": call.id or f"call_{i}", "type": "function"}
@@ -65,9 +68,17 @@ class _Answer(BaseModel):
     prompt_token_ids: list[_TokenId] | None = None
 
 
-def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing) -> Completion:
+def completion(
+    body: bytes,
+    *,
+    engine: str,
+    keeps_logprobs: bool,
+    timing: Timing,
+    reasoning_format: str | None = None,
+) -> Completion:
     """Return the first choice of a reply, with its tokens and log-probs if it has them.
 
+    A thought in its content is separated if there is a `reasoning_format`.
     Log-probs without token ids are dropped, since their tokens are unknown. Raises PolicyError, in
     one line, for anything other than a chat completion.
     """
@@ -81,6 +92,9 @@ def completion(body: bytes, *, engine: str, keeps_logprobs: bool, timing: Timing
         ) from None
     choice = answer.choices[0]
     message = choice.message.message()
+    if reasoning_format is not None and "reasoning_content" not in message:
+        thought, rest = split_reasoning(str(message["content"]), reasoning_format)
+        message |= {} if thought is None else {"content": rest, "reasoning_content": thought}
     return Completion(
         text=str(message["content"]),
         finish_reason=_REASONS.get(choice.finish_reason or "", "stop"),

@@ -296,3 +296,47 @@ def test_calls_come_whole_behind_the_content_and_the_session_stays_exact_to_the_
         assert (row.num_turns, row.response_text) == (2, "It is 4.")
 
     bounded(work)
+
+
+THINKS = (
+    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_thoughts_are_streamed_apart_and_stay_in_the_session_as_they_were_sampled() -> None:
+    engine = Parrot(
+        [
+            "<think>\none and one\n</think>\n\nTwo.",
+            "<think>again</think>Still two.",
+            "<think>x</think>3",
+        ]
+    )
+    engine.tokenizer.chat_template = THINKS
+
+    async def work() -> None:
+        app = create_app(ChatPolicy(engine, reasoning_format="think"))
+        async with asking(app) as client:
+            parts = {"reasoning_content": "", "content": ""}
+            stream: Any = await client.chat.completions.create(
+                model="m", messages=ASKED, stream=True
+            )
+            async for piece in stream:
+                for name in parts:
+                    parts[name] += getattr(piece.choices[0].delta, name, None) or ""
+            assert parts == {"reasoning_content": "one and one", "content": "Two."}
+            # this client leaves the thought out, as most do
+            told: Any = [*ASKED, {"role": "assistant", "content": "Two."}, *ASKED]
+            whole: Any = await client.chat.completions.create(model="m", messages=told)
+            message = whole.choices[0].message
+            assert (message.content, message.reasoning_content) == ("Still two.", "again")
+            [row] = to_experiences(Task.ask("1+1="), app.state.sessions.turns("s"))
+            assert row.num_turns == 2
+            assert row.messages[-1]["reasoning_content"] == "again"
+            events: Any = await client.responses.create(model="m", input="1+1=", stream=True)
+            texts = [e.delta async for e in events if e.type == "response.output_text.delta"]
+            assert "".join(texts) == "3"
+
+    bounded(work)
