@@ -196,7 +196,7 @@ def test_transformers_and_peft_load_what_was_published(trained: Store) -> None:
 
 def test_versions_are_loaded_one_into_the_other(trained: Store) -> None:
     found = published(trained, folder(trained), "demo")
-    engine = TransformersEngine(*load_folder(found[0].folder))
+    engine = TransformersEngine(*load_folder(found[2].folder))
     policy = ChatPolicy(engine, sampling=Sampling(max_tokens=4))
     first = logprobs(engine.model)
     load_weights(engine.model, found[3])
