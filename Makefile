@@ -38,7 +38,7 @@ test-tinker: .venv/.dev .venv/.tinker  ## training at a server of Tinker's API; 
 	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/trainer/test_tinker_backend.py
 
 test-sglang: .venv/.dev .venv/.sglang  ## sampling at SGLang servers; its first installation is 180 MB
-	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/inference/test_sglang.py tests/loop/inference/test_sglang_runs.py
+	$(BIN)/python -m pytest --timeout 900 -m slow tests/loop/inference/test_sglang*.py
 
 check: .venv/.dev  ## lint, format, types, layers and imports
 	$(BIN)/ruff check

@@ -1,6 +1,6 @@
 """The engines that sample: transformers in this process, vLLM, SGLang, an endpoint, or Tinker."""
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -68,13 +68,17 @@ class VllmEngine(Section):
 class SglangEngine(Section):
     """SGLang servers that are running already, each started with the model of the run.
 
-    They read weights from this machine's folders, so that a server on another machine needs the
-    same path to them: a shared file system, and `schedule.weight_transport: store`.
+    With `schedule.weight_transport: store` they read weights from this machine's folders, so that
+    a server on another machine needs the same path to them, on a shared file system. Otherwise, and
+    for an adapter, which is merged, weights are broadcast to them.
     """
 
     urls: tuple[str, ...] = Field(min_length=1)
     """Addresses of the servers, such as `[http://127.0.0.1:30000]`; a request goes to the one with
     the fewest. Two jobs do not share a server: each has its own weights."""
+    broadcast_backend: Literal["gloo", "nccl"] = "gloo"
+    """How weights are broadcast to a server: gloo over TCP, or nccl between GPUs, for which this
+    process has a GPU that no server uses."""
     api_key_env: str = "SGLANG_API_KEY"
     """Environment variable that holds the servers' API key; if it is not set, no key is sent."""
     max_requests: Int = Field(default=256, ge=1)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,11 +20,7 @@ from ..models.load import as_type, load_base, load_folder
 from ..models.lora import merge
 from ..models.rope import set_rope
 from ..models.state_dict import difference, state_of, weights_digest
-from ..models.weights import WEIGHTS as MODEL_WEIGHTS
 from ..models.weights import Weights, check_weights, file_of
-
-KEPT = 2
-"""Folders that are kept of versions which came in memory."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class WeightSource:
         # Copied: the folder of the first version may be removed while later ones are served.
         self._copies = TemporaryDirectory(prefix="rlake-weights-", ignore_cleanup_errors=True)
         self._model, self._adapter = (Path(self._copies.name) / n for n in ("model", "adapter"))
-        self._written: list[Path] = []
         for place in (self._model, self._adapter) if self._is_adapter else (self._model,):
             place.mkdir()
             for path in first.iterdir():
@@ -94,33 +89,6 @@ class WeightSource:
     def settings(self) -> Path:
         """A folder with the model's configuration and tokenizer, without weights."""
         return self._model
-
-    def written(self, new: IncomingWeights) -> Path:
-        """Return a folder with the weights of a whole model, and write those that are in memory.
-
-        The folder before it stays: a server may still read it.
-        """
-        if new.state is None:
-            assert new.file is not None, "weights are in a file or in memory"
-            return new.file.parent
-        made = Path(mkdtemp(prefix="version-", dir=self._copies.name))
-        for path in self._model.iterdir():
-            shutil.copyfile(path, made / path.name)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in new.state.items()},
-            made / MODEL_WEIGHTS,
-            metadata={"format": "pt"},
-        )
-        self._written.append(made)
-        while len(self._written) > KEPT:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
-        return made
-
-    def remove(self, made: Path) -> None:
-        """Remove a folder of a version that is not served, so that others are kept."""
-        if made in self._written:
-            self._written.remove(made)
-            shutil.rmtree(made, ignore_errors=True)
 
     def base(self) -> IncomingWeights | None:
         """Return the base model of an adapter that is not merged, which an engine loads once."""

@@ -9,7 +9,6 @@ wait. Nothing is authenticated: like torch.distributed, it is for trusted networ
 import asyncio
 import json
 import logging
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from ...store.errors import JobError, message_of
 from ..models.state_dict import weights_digest
 from ..models.weights import Weights
+from ..runs.own_address import own_address
 from .groups import Groups, buckets
 from .memory import WeightCache
 
@@ -58,7 +58,7 @@ class Sender:
     ) -> None:
         """Listen on a free port; `host` is the address at which others reach this process."""
         self._cache, self._bucket_bytes, self._seconds = cache, bucket_bytes, seconds
-        self._host = host or own_address()
+        self._host = host or _host()
         self._store = TCPStore(
             self._host, 0, None, is_master=True, timeout=timedelta(seconds=seconds)
         )
@@ -225,14 +225,11 @@ def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:
     return _receivers[address].receive(version, digest)
 
 
-def own_address() -> str:
-    """Return the address under which other machines reach this one; loopback without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses an interface
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+def _host() -> str:
+    try:
+        return own_address()
+    except OSError:
+        return "127.0.0.1"  # without a network
 
 
 def _gpu() -> str | None:

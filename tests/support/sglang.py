@@ -1,11 +1,14 @@
 """A real SGLang server on this CPU, in an environment of its own."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,3 +112,17 @@ def served(model: Path, place: Path) -> SglangServer:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return SglangServer(model, place, free.getsockname()[1])
+
+
+@contextmanager
+def running(model: Path, place: Path) -> Iterator[SglangServer]:
+    """Run a server of a tiny Qwen3, and end it."""
+    file = model / "config.json"
+    names_class = {**json.loads(file.read_text()), "architectures": ["Qwen3ForCausalLM"]}
+    file.write_text(json.dumps(names_class))
+    made = served(model, place)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.kill()

@@ -24,8 +24,9 @@ from ..event_loop import BackgroundLoop, all_of
 from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
 from .answers import Answer, Scores, body_of, is_ours, scores_of
+from .failures import AGAIN_SECONDS, BusyError, LostError
 from .fleet import Fleet, is_first
-from .server import AGAIN_SECONDS, BusyError, LostError, Server
+from .server import Server
 
 
 @dataclass(eq=False)
@@ -77,8 +78,7 @@ class SglangEngine:
             scaled = AutoConfig.from_pretrained(self._source.settings, trust_remote_code=trust)
             scale_rope(scaled, model.rope_parameters)
             scaled.save_pretrained(self._source.settings)
-        first = self._source.start()
-        self._fleet = Fleet(settings, first, self._source.written(first))
+        self._fleet = Fleet(settings, self._source.start())
         self._asked: dict[int, _Pending] = {}
         self._room = asyncio.Semaphore(settings.max_requests)
         self._own = BackgroundLoop("sglang")
@@ -172,12 +172,7 @@ class SglangEngine:
     async def _swap(self, weights: Weights) -> None:
         new = await asyncio.to_thread(self._source.incoming, weights)
         await asyncio.to_thread(_check_digest, new)
-        folder = await asyncio.to_thread(self._source.written, new)
-        try:
-            await self._fleet.replace(self._fleet.labeled(new, folder))
-        except BaseException:
-            self._source.remove(folder)
-            raise
+        await self._fleet.replace(await asyncio.to_thread(self._fleet.labeled, new))
 
     async def _answer(self, asked: _Pending) -> Sampled:
         answer = Answer(asked.request)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -14,7 +14,9 @@ from ....store.errors import ConfigError, JobError
 from ...config.engines import SglangEngine as Settings
 from ..incoming_weights import IncomingWeights
 from ..policy import PolicyError
-from .server import AGAIN_SECONDS, BusyError, Labeled, LostError, Server
+from ..shared_tensors import SharedBlock
+from .failures import AGAIN_SECONDS, BusyError, LostError
+from .server import Labeled, Server
 
 CLOSE_SECONDS = 2.0
 """Longest wait for requests under way when the engine is closed."""
@@ -24,7 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Served(Labeled):
     """The weights that answer requests sent now."""
 
@@ -34,15 +36,15 @@ class Served(Labeled):
 class Fleet:
     """The servers of one engine, used in one event loop."""
 
-    def __init__(self, settings: Settings, first: IncomingWeights, folder: Path) -> None:
-        """Serve the first weights, which are in a folder."""
+    def __init__(self, settings: Settings, first: IncomingWeights) -> None:
+        """Serve the first weights."""
         self._settings = settings
         self.servers = [Server(url, settings) for url in settings.urls]
         # Another engine's first weights are of version 0 too, with other tensors.
         self._id = uuid4().hex
         self.labels: set[str] = set()
         """The labels of all weights so far."""
-        self.served = self.labeled(first, folder)
+        self.served = self.labeled(first)
         self._incoming: Served | None = None
         self._revivals: dict[Server, asyncio.Task[None]] = {}
 
@@ -51,11 +53,19 @@ class Fleet:
         """Most tokens of prompt and answer together, of the server that takes the fewest."""
         return min(server.max_length for server in self.servers)
 
-    def labeled(self, weights: IncomingWeights, folder: Path) -> Served:
-        """Return weights with the label that tells them from any other engine's."""
+    def labeled(self, weights: IncomingWeights) -> Served:
+        """Return weights with the label that tells them from any other engine's.
+
+        Those in memory are copied: servers may read them for as long as they are served.
+        """
         label = json.dumps([weights.version, weights.digest, self._id])
         self.labels.add(label)
-        return Served(folder, label, weights)
+        if weights.state is None:
+            assert weights.file is not None, "weights are in a file or in memory"
+            return Served(label=label, folder=weights.file.parent, weights=weights)
+        block = SharedBlock()
+        block.write(weights.state)
+        return Served(label=label, block=block, weights=replace(weights, state=None))
 
     async def connect(self, folder: Path, *, dtype: str, trust: bool) -> None:
         """Look at all servers, and give them the first weights; see `Server.connect`."""

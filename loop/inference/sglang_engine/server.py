@@ -13,12 +13,13 @@ from ...config.engines import SglangEngine as Settings
 from ...models.rope import KEYS as ROPE
 from ...models.rope import rope_of
 from ..policy import PolicyError
+from ..shared_tensors import SharedBlock
+from .failures import BusyError, LostError
+from .group import WeightGroup
 
 if TYPE_CHECKING:
     import httpx
 
-AGAIN_SECONDS = 0.5
-"""Time between two attempts to reach a server."""
 BUSY = 503
 _DTYPES = {"half": "float16", "float": "float32"}
 """SGLang's other names of dtypes."""
@@ -29,20 +30,13 @@ _SIZES = (
 """What of a model's configuration decides the shapes of its weights."""
 
 
-class LostError(JobError):
-    """A server did not answer, and may have other weights from now on."""
-
-
-class BusyError(JobError):
-    """A server has no room for a request now."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Labeled:
-    """A folder of weights, and the label of the tokens that they sample."""
+    """Weights in a folder or in memory, and the label of the tokens that they sample."""
 
-    folder: Path
     label: str
+    folder: Path | None = None
+    block: SharedBlock | None = None
 
 
 class Server:
@@ -79,6 +73,7 @@ class Server:
         self.max_length = 0
         """Most tokens of prompt and answer together."""
         self._is_incremental = False
+        self._group = WeightGroup(self._url, self.name, settings, self._post)
 
     async def connect(self, folder: Path, *, dtype: str, trust: bool = False) -> None:
         """Look at what the server serves; with `trust`, code of the model is run.
@@ -102,6 +97,7 @@ class Server:
         # So many tokens can be scored too; SGLang keeps a few more for itself.
         self.max_length = int(room) - 1
         self._is_incremental = bool(info.get("incremental_streaming_output"))
+        self._group.look_at(info)
         try:
             changed = json.loads(info.get("json_model_override_args") or "{}")
             ours, theirs, made_in = await asyncio.to_thread(
@@ -144,6 +140,8 @@ class Server:
         JobError if the server refuses them, and then has those before; LostError if it does not
         answer.
         """
+        if self.label is None:
+            await self._group.leave()  # one that was restarted does not know it any more
         self.label = None
         await self._post("/pause_generation", {"mode": "retract"})
         try:
@@ -163,8 +161,11 @@ class Server:
             self.label = known
 
     async def _update(self, new: Labeled) -> None:
-        body = {"model_path": str(new.folder), "weight_version": new.label, "flush_cache": True}
-        await self._post("/update_weights_from_disk", body)
+        if new.block is not None:
+            await self._group.update(new.block, new.label)
+        else:
+            body = {"model_path": str(new.folder), "weight_version": new.label, "flush_cache": True}
+            await self._post("/update_weights_from_disk", body)
         self.label = new.label
 
     async def check_labels(self, label: str) -> None:
@@ -202,6 +203,7 @@ class Server:
 
     async def close(self) -> None:
         """Close connections."""
+        await self._group.leave()
         await self._http.aclose()
 
     async def reach(self) -> None:

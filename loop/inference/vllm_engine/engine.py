@@ -20,11 +20,11 @@ from ..engine import Request, Sampled
 from ..event_loop import BackgroundLoop, all_of
 from ..incoming_weights import IncomingWeights, WeightSource
 from ..policy import PolicyError
+from ..shared_tensors import SharedBlock
 from .arguments import check_dtype, check_heads
 from .backend import Backend, DiedError, PendingRequest
 from .output import Answer, is_sane
 from .prompts import prompt_of
-from .shared_tensors import SharedBlock
 from .update import is_verified, update
 
 GRACE_SECONDS = 30.0

@@ -6,8 +6,8 @@ from typing import Any
 
 from ....store.errors import JobError
 from ..incoming_weights import IncomingWeights
+from ..shared_tensors import SharedBlock
 from .backend import Backend, DiedError
-from .shared_tensors import SharedBlock
 
 
 async def update(

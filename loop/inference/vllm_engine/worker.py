@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ...models.state_dict import weights_digest
+from ..shared_tensors import opened
 from .comparison import differences
 from .logprobs import keep_full_logprobs
-from .shared_tensors import opened
 from .worker_adapter import adapter_differences, put_adapter
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processed_logits import END, changed
-from support.sglang import START_SECONDS, SglangServer, needs_sglang, served
+from support.sglang import START_SECONDS, SglangServer, needs_sglang, running
 from support.vllm_engines import PROMPT, asks, furthest, in_a_loop, logprobs, written
 from transformers import PreTrainedModel
 
@@ -32,13 +32,8 @@ def server(
     versions: list[Weights], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SglangServer]:
     assert versions[0].folder is not None
-    file = versions[0].folder / "config.json"
-    names_class = {**json.loads(file.read_text()), "architectures": ["Qwen3ForCausalLM"]}
-    file.write_text(json.dumps(names_class))
-    made = served(versions[0].folder, tmp_path_factory.mktemp("sglang"))
-    made.start()
-    yield made
-    made.kill()
+    with running(versions[0].folder, tmp_path_factory.mktemp("sglang")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +204,9 @@ async def test_weights_that_are_damaged_or_of_another_model_leave_the_old_ones(
     # What the server itself refuses: it is given the old ones before it goes on.
     assert versions[0].folder is not None
     client = Server(server.url, Settings(urls=(server.url,)))
-    old = Labeled(versions[0].folder, json.dumps([0, versions[0].digest]))
+    old = Labeled(folder=versions[0].folder, label=json.dumps([0, versions[0].digest]))
     with pytest.raises(JobError, match="refuses /update_weights_from_disk"):
-        await client.load(Labeled(tmp_path / "gone", "[9, null]"), old)
+        await client.load(Labeled(folder=tmp_path / "gone", label="[9, null]"), old)
     assert client.label == old.label
     await client.close()
     [one] = await engine.complete(asks(1, max_tokens=5))

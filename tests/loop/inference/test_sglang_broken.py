@@ -5,137 +5,27 @@ is not SGLang: `test_sglang.py` has the real one.
 """
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_models import config, tiny
-from support.vllm_engines import in_a_loop
+from support.sglang_standin import WAIT, Standin
+from support.tiny_models import config
+from support.vllm_engines import in_a_loop, written
 
 from rlake.loop.config.engines import SglangEngine as Settings
 from rlake.loop.inference import Request, Weights
 from rlake.loop.inference.policy import PolicyError, Sampling
 from rlake.loop.inference.sglang_engine import fleet as module
 from rlake.loop.inference.sglang_engine.engine import SglangEngine
-from rlake.loop.models.atomic_folder import save_settings
-from rlake.loop.models.state_dict import state_of, weights_digest
 from rlake.store.errors import ConfigError, JobError
-
-WAIT = 20.0
-"""Longest wait of a test for something that takes milliseconds."""
-
-
-class Standin:
-    """A server that answers as SGLang does, and breaks as it is told."""
-
-    def __init__(self, model: Path) -> None:
-        self.label = "default"
-        self.info: dict[str, Any] = {
-            "max_req_input_len": 42,
-            "model_path": str(model),
-            "dtype": "float32",
-        }
-        self.updates: list[int] = []
-        self.generated = 0
-        self.is_gone = False
-        self.refused: tuple[int, int] = (-1, 400)
-        self.statuses: list[int] = []
-        """What the next requests are answered with; 0: the connection is closed."""
-        self.has_request, self.goes_on = threading.Event(), threading.Event()
-        self.held = ""
-        """The path that is answered when it `goes_on`."""
-        self.goes_on.set()
-        standin = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(standin.answered(self.path, {}))
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                self._answer(standin.answered(self.path, json.loads(body)))
-
-            def _answer(self, found: tuple[int, Any] | None) -> None:
-                if found is None:
-                    return
-                self.send_response(found[0])
-                self.end_headers()
-                self.wfile.write(json.dumps(found[1]).encode())
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
-        self.thread.start()
-
-    def close(self) -> None:
-        self.goes_on.set()
-        self.http.shutdown()
-        self.thread.join(WAIT)
-        self.http.server_close()
-
-    def hold(self, path: str) -> None:
-        self.held = path
-        self.has_request.clear()
-        self.goes_on.clear()
-
-    def answered(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
-        label = self.label
-        if path == self.held:
-            self.held = ""
-            self.has_request.set()
-            assert self.goes_on.wait(WAIT)
-        if self.is_gone:
-            return None
-        if path == "/server_info":
-            return 200, self.info
-        if path == "/model_info":
-            return 200, {"is_generation": True, "model_path": "/gone", "model_type": "qwen3"}
-        if path == "/update_weights_from_disk":
-            return self._updated(body)
-        if path != "/generate":
-            return 200, {}
-        self.generated += 1
-        if self.statuses and (status := self.statuses.pop(0)) != 200:
-            why = {"message": "The request queue is full." if status == 503 else "out of memory"}
-            return (status, {"error": why}) if status else None
-        number = body["sampling_params"]["max_new_tokens"]
-        top = body.get("top_logprobs_num", 0)
-        meta = {
-            "finish_reason": {"type": "length", "length": number},
-            "weight_version": label,
-            "output_token_logprobs": [[-0.5, 5, None]] * number,
-            "output_top_logprobs": [[[-0.5, 5, None]] * top] * number,
-            "weight_versions": [{"version": label, "start": 0, "end": number}],
-            "input_token_logprobs": [[-1.0, 0, None] for _ in body["input_ids"]],
-            "input_top_logprobs": [[[-1.0, 5, None]] * top for _ in body["input_ids"]],
-        }
-        return 200, {"output_ids": [5] * number, "meta_info": meta}
-
-    def _updated(self, body: dict[str, Any]) -> tuple[int, Any] | None:
-        assert (Path(body["model_path"]) / "model.safetensors").exists()
-        version = json.loads(body["weight_version"])[0]
-        self.updates.append(version)
-        if version == self.refused[0]:
-            status = self.refused[1]
-            self.refused = (-1, 0) if status == 0 else self.refused
-            return (status, {"success": False, "message": "no"}) if status else None
-        self.label = body["weight_version"]
-        return 200, {"success": True, "message": ""}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    model, tokenizer = tiny()
-    model.save_pretrained(made)
-    save_settings(model, tokenizer, made)
+    made = tmp_path_factory.mktemp("model") / "0"
+    written(made, 0)
     return made
 
 
@@ -152,9 +42,8 @@ def ask(**sampling: Any) -> Request:
     return Request(prompt_ids=[3, 4], sampling=Sampling(max_tokens=4, **sampling))
 
 
-def weights(version: int) -> Weights:
-    state = state_of(tiny(seed=version)[0])
-    return Weights(version=version, digest=weights_digest(state), state=state)
+def weights(folder: Path, version: int) -> Weights:
+    return written(folder.parent / str(version), version)
 
 
 def connected(folder: Path, *servers: Standin) -> SglangEngine:
@@ -199,10 +88,10 @@ async def test_a_refused_version_is_not_given_again_by_a_request_that_waited(
 ):
     server = servers[0]
     engine = connected(folder, server)
-    await engine.swap(weights(1))
+    await engine.swap(weights(folder, 1))
     server.refused = (2, status)
     server.hold("/update_weights_from_disk")
-    swap = asyncio.ensure_future(engine.swap(weights(2)))
+    swap = asyncio.ensure_future(engine.swap(weights(folder, 2)))
     assert await asyncio.to_thread(server.has_request.wait, WAIT)
     answers = asyncio.ensure_future(engine.complete([ask()]))
     await asyncio.sleep(0)
@@ -212,10 +101,9 @@ async def test_a_refused_version_is_not_given_again_by_a_request_that_waited(
     [one] = await asyncio.wait_for(answers, WAIT)
     assert [s.policy_version for s in one.segments] == [engine.version] == [1]
     assert server.updates == [0, 1, 2, 1]
-    # The folder of those that are served outlives what is refused.
     for _ in range(2):
         with pytest.raises(JobError, match="refuses"):
-            await engine.swap(weights(2))
+            await engine.swap(weights(folder, 2))
     assert server.updates == [0, 1, 2, 1, 2, 1, 2, 1]
     await engine.close()
 
@@ -230,7 +118,7 @@ async def test_answers_across_an_update_that_was_lost_are_repeated(
     answers = asyncio.ensure_future(engine.complete([ask()]))
     assert await asyncio.to_thread(server.has_request.wait, WAIT)
     server.refused, server.generated = (1, 0), 0
-    await engine.swap(weights(1))
+    await engine.swap(weights(folder, 1))
     server.goes_on.set()
     [one] = await asyncio.wait_for(answers, WAIT)
     assert [s.policy_version for s in one.segments] == [1]

@@ -20,11 +20,11 @@ from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Request, Weights
 from rlake.loop.inference.incoming_weights import WeightSource
 from rlake.loop.inference.policy import PolicyError, Sampling
+from rlake.loop.inference.shared_tensors import SharedBlock, opened
 from rlake.loop.inference.vllm_engine.arguments import check_heads
 from rlake.loop.inference.vllm_engine.backend import PartialOutput
 from rlake.loop.inference.vllm_engine.comparison import differences
 from rlake.loop.inference.vllm_engine.output import Answer
-from rlake.loop.inference.vllm_engine.shared_tensors import SharedBlock, opened
 from rlake.loop.inference.vllm_engine.update import is_verified
 from rlake.loop.inference.vllm_engine.worker import Worker
 from rlake.loop.models.adapter_files import write_settings
@@ -156,7 +156,7 @@ def test_another_process_maps_what_was_written_and_cannot_change_it():
 
 MAPPED = """
 import json, sys
-from rlake.loop.inference.vllm_engine.shared_tensors import opened
+from rlake.loop.inference.shared_tensors import opened
 from rlake.loop.models.state_dict import weights_digest
 for line in sys.stdin:
     tensors = opened(json.loads(line))

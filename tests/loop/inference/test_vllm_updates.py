@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from rlake.loop.config import LoraConfig
 from rlake.loop.config.engines import VllmEngine as Settings
 from rlake.loop.inference import Weights
+from rlake.loop.inference.shared_tensors import SharedBlock
 from rlake.loop.inference.vllm_engine.engine import VllmEngine
-from rlake.loop.inference.vllm_engine.shared_tensors import SharedBlock
 from rlake.loop.models.adapter_files import write_settings
 from rlake.loop.models.lora import add_adapter
 from rlake.loop.models.state_dict import put_state, state_of, weights_digest

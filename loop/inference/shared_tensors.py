@@ -1,4 +1,4 @@
-"""Tensors handed to the processes of vLLM: in a file, or in memory that they map."""
+"""Tensors handed to other processes of this host: in a file, or in memory that they map."""
 
 import os
 import weakref
@@ -27,6 +27,8 @@ class SharedBlock:
         self._file = os.memfd_create("rlake-weights")
         weakref.finalize(self, os.close, self._file)
         self._bytes = torch.empty(0, dtype=torch.uint8)
+        self.source: dict[str, Any] = {}
+        """How `opened` finds the tensors."""
 
     def write(self, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """Replace the tensors, which nobody may be reading, and return how `opened` finds them."""
@@ -41,7 +43,8 @@ class SharedBlock:
         for (name, _, _, start), view in zip(places, _views(self._bytes, places), strict=True):
             view.copy_(state[name])
             assert start % ALIGNMENT == 0, "tensors are aligned"
-        return {"memory": path, "bytes": end, "tensors": places}
+        self.source = {"memory": path, "bytes": end, "tensors": places}
+        return self.source
 
 
 def opened(source: Mapping[str, Any]) -> dict[str, Tensor]:
