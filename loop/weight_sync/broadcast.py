@@ -226,10 +226,11 @@ def _received(address: str, version: int, digest: str) -> dict[str, Tensor]:
 
 
 def _host() -> str:
+    """Return the address of this machine; loopback without a network."""
     try:
         return own_address()
     except OSError:
-        return "127.0.0.1"  # without a network
+        return "127.0.0.1"
 
 
 def _gpu() -> str | None:

@@ -33,6 +33,8 @@ class Standin:
         self.groups: dict[str, Any] = {}
         self.received: list[dict[str, Tensor]] = []
         """The tensors of each update that was broadcast, so far."""
+        self.stamps: list[str | None] = []
+        """The label that each part of these brought, if any."""
         self.is_updating = False
         self.generated = 0
         self.is_gone = False
@@ -140,6 +142,8 @@ class Standin:
     def _received(self, body: dict[str, Any]) -> tuple[int, Any]:
         try:
             assert self.is_updating, "no session is open"
+            label = body["weight_version"]
+            assert label is None or json.loads(label)[0] != self.refused[0], "no"
             group, named = self.groups[body["group_name"]], {}
             for name, dtype, shape in zip(
                 body["names"], body["dtypes"], body["shapes"], strict=True
@@ -149,7 +153,8 @@ class Standin:
         except (AssertionError, LookupError, RuntimeError) as error:
             return 400, {"success": False, "message": f"Failed to receive weights: {error}"}
         self.received[-1] |= named
-        if (label := body["weight_version"]) is not None:
+        self.stamps.append(label)
+        if label is not None:
             self.label = label
             self.updates.append(json.loads(label)[0])
         return 200, {"success": True, "message": ""}

@@ -79,7 +79,7 @@ class WeightGroup:
         await self._post("/end_weight_update", {})
 
     async def leave(self) -> None:
-        """End our process; the server forgets the group, unless it is gone."""
+        """End our process; the server forgets the group, unless it is gone or was restarted."""
         if self._process is not None:
             with suppress(JobError, ConfigError, TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
@@ -93,7 +93,7 @@ class WeightGroup:
         except LostError:
             raise
         except JobError:
-            # Another process that was killed may have begun an update.
+            # Another process that was killed may have begun one.
             await self._post("/end_weight_update", {})
             await self._post("/begin_weight_update", {})
 

@@ -14,10 +14,8 @@ from queue import SimpleQueue
 from typing import Any, TextIO
 
 import torch.distributed as dist
-from torch.distributed import (
-    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
-    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-)
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ....store.errors import message_of
 from ..shared_tensors import opened
@@ -52,10 +50,11 @@ def _group(store: TCPStore, terms: Mapping[str, Any], device: str, wait: timedel
         options: Any = dist.ProcessGroupNCCL.Options()
         options._timeout = wait
         return dist.ProcessGroupNCCL(apart, 0, terms["size"], options)
-    options = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = wait
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=terms["host"])]
-    return dist.ProcessGroupGloo(apart, 0, terms["size"], options)
+    options._devices = [gloo.create_device(hostname=terms["host"])]
+    return gloo(apart, 0, terms["size"], options)
 
 
 def _read(lines: "SimpleQueue[str]") -> None:

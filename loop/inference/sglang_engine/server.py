@@ -141,7 +141,7 @@ class Server:
         answer.
         """
         if self.label is None:
-            await self._group.leave()  # one that was restarted does not know it any more
+            await self._group.leave()
         self.label = None
         await self._post("/pause_generation", {"mode": "retract"})
         try:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.processed_logits import END, changed
-from support.sglang import START_SECONDS, SglangServer, needs_sglang, running
+from support.sglang import START_SECONDS, SglangServer, needs_sglang
 from support.vllm_engines import PROMPT, asks, furthest, in_a_loop, logprobs, written
 from transformers import PreTrainedModel
 
@@ -25,15 +25,6 @@ from rlake.loop.inference.sglang_engine.server import Labeled, Server
 from rlake.store.errors import ConfigError, JobError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_sglang]
-
-
-@pytest.fixture(scope="module")
-def server(
-    versions: list[Weights], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SglangServer]:
-    assert versions[0].folder is not None
-    with running(versions[0].folder, tmp_path_factory.mktemp("sglang")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

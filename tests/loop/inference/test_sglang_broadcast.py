@@ -74,7 +74,12 @@ async def test_tensors_arrive_in_parts_and_the_last_one_brings_the_label(
     monkeypatch.setattr(group, "PART_BYTES", 20_000)
     for version, dtype in ((1, torch.float32), (2, torch.bfloat16)):
         weights = in_memory(folder, version, dtype)
+        server.stamps = []
         await engine.swap(weights)
+        *first, last = server.stamps
+        assert len(first) >= 3
+        assert set(first) == {None}
+        assert last == server.label
         assert weights_digest(server.received[-1]) == weights.digest == engine.digest
         [one] = await engine.complete(asks(1, max_tokens=4))
         assert [(s.policy_version, s.digest) for s in one.segments] == [(version, weights.digest)]
@@ -87,12 +92,28 @@ async def test_a_server_that_forgot_the_group_gets_the_weights_by_a_new_one(
     folder: Path, server: Standin, engine: SglangEngine
 ):
     await engine.swap(in_memory(folder, 3))
+    forgotten = dict(server.groups)  # their connections stay: the sender does not notice
     server.groups.clear()
     server.label, server.is_updating = "default", True  # as one of another client that was killed
     weights = in_memory(folder, 4)
     await engine.swap(weights)
     assert weights_digest(server.received[-1]) == weights.digest
     assert (server.updates[-2:], len(server.groups), len(senders())) == ([3, 4], 1, 1)
+    assert forgotten.keys().isdisjoint(server.groups)
+
+
+@in_a_loop
+async def test_what_a_server_refuses_leaves_it_the_tensors_that_it_had(
+    folder: Path, server: Standin, engine: SglangEngine
+):
+    old = in_memory(folder, 7)
+    await engine.swap(old)
+    server.refused = (8, 400)
+    with pytest.raises(JobError, match=r"refuses /update_weights_from_distributed: .*: no"):
+        await engine.swap(in_memory(folder, 8))
+    assert weights_digest(server.received[-1]) == old.digest == engine.digest
+    [one] = await engine.complete(asks(1, max_tokens=4))
+    assert [s.policy_version for s in one.segments] == [7]
 
 
 @in_a_loop

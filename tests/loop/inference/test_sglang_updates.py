@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from support.sglang import START_SECONDS, SglangServer, needs_sglang, running
+from support.sglang import START_SECONDS, SglangServer, needs_sglang
 from support.vllm_engines import asks, furthest, in_a_loop
 from transformers import PreTrainedModel
 
@@ -20,15 +20,6 @@ from rlake.store.errors import JobError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_sglang]
 PATH = "/update_weights_from_distributed"
-
-
-@pytest.fixture(scope="module")
-def server(
-    versions: list[Weights], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SglangServer]:
-    assert versions[0].folder is not None
-    with running(versions[0].folder, tmp_path_factory.mktemp("sglang")) as made:
-        yield made
 
 
 def in_memory(weights: Weights) -> Weights:
@@ -99,7 +90,7 @@ async def test_a_server_that_stalls_in_an_update_is_left_and_has_the_old_weights
     models: list[PreTrainedModel],
     in_the_middle: Callable[[Callable[[Any], None]], None],
 ):
-    engine = server.engine(restart_timeout=0.0, request_timeout=30.0)
+    engine = server.engine(restart_timeout=20.0, request_timeout=30.0)
     await engine.swap(versions[1])
     await engine.swap(replace(versions[0], version=2))
     assert server.process is not None
@@ -107,9 +98,9 @@ async def test_a_server_that_stalls_in_an_update_is_left_and_has_the_old_weights
     in_the_middle(lambda _: os.killpg(stalled, signal.SIGSTOP))
     began = time.monotonic()
     try:
-        with pytest.raises(JobError, match=r"waited for 0 s \(`restart_timeout`\)"):
+        with pytest.raises(JobError, match=r"waited for 20 s \(`restart_timeout`\)"):
             await engine.swap(in_memory(replace(versions[1], version=3)))
-        assert time.monotonic() - began < 100
+        assert time.monotonic() - began < 150
     finally:
         os.killpg(stalled, signal.SIGCONT)
     assert (engine.version, engine.digest) == (2, versions[0].digest)
