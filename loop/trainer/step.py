@@ -24,7 +24,6 @@ from .numerics import NonFiniteRow, autocast, of_batch, of_update, within_memory
 from .offload import activations_on_cpu, check_offload
 from .optimizers import Optimizers
 from .tinker_updates import TinkerUpdates
-from .weight_updates import WeightUpdates
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Updater:
         self._world = world or SingleProcess()
         check_offload(config.offload, networks.device, processes=self._world.size)
         self._autocast = autocast(config, networks.device, dtype=networks.dtype)
-        self._optimizers: WeightUpdates = (
+        self._optimizers = (
             Optimizers(networks.trained, config, total_steps=total_steps)
             if networks.served is None
             else TinkerUpdates(networks.served, config, total_steps=total_steps)

@@ -1,8 +1,7 @@
 """Draws: which rows a training step gets, and with what weights. Freshness is enforced here."""
 
-from .draw import Draw, Freshness, Supply
+from .draw import Draw, Freshness, Order, Supply
 from .mixture import Mixture, Source, most, split
-from .order import Order
 from .sampler import Sampler
 from .strategies import STRATEGIES, Fifo, Prioritized, Strategy, Uniform
 

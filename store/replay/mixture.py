@@ -12,8 +12,7 @@ import polars as pl
 from ..errors import QueryError, StarvedError, nearest
 from ..side_columns import SideColumn
 from ..store import Store
-from .draw import Draw, Freshness, Supply, check_size
-from .order import Order
+from .draw import Draw, Freshness, Order, Supply, check_size
 from .sampler import Sampler
 from .strategies import Strategy, canonical
 

@@ -12,10 +12,10 @@ from ..schema import TABLES
 from ..schema_versions import take
 from ..side_columns import SideColumn
 from ..store import Store
+from .draw import Behind, Order
 from .filters import Conditions, hashed
 from .growable_arrays import GrowableArray, Places, repeats
 from .latest_values import SideValues
-from .order import Behind, Order
 from .priority import Priority
 from .strategies import Strategy
 from .unit_pool import NO_VERSION, UnitPool

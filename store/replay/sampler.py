@@ -15,10 +15,9 @@ from ..errors import QueryError, StoreError
 from ..schema_versions import take
 from ..side_columns import REPLACEABLE, SideColumn, attach, parse_all
 from ..store import Store
-from .draw import Draw, Freshness, Supply, check_size
+from .draw import Draw, Freshness, Order, Supply, check_size
 from .filters import hashed
 from .growable_arrays import repeats
-from .order import Order
 from .preference_pairs import Pairs
 from .row_index import Index
 from .strategies import Fifo, Strategy, canonical
