@@ -13,7 +13,7 @@ from ..config import ExplorerConfig, RunConfig
 from ..models.load import tokenizer_digest, tokenizer_in
 from ..rollouts.group import run_group, workflow_of
 from ..rollouts.setup import RolloutSpecs
-from ..trajectories.rows import fitting
+from ..rollouts.writer import fitting
 from .policies import PolicyPool, subject, with_models
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from ..config import EvaluateConfig, RunConfig
 from ..inference.policy import Policy
 from ..rollouts.group import run_group
 from ..rollouts.setup import RolloutSpecs, sampling, used_functions
+from ..rollouts.writer import store_rows
 from ..runs.job import Job, job, recorded
 from ..runs.metrics import Listener, Metrics
 from ..tasks.prepare import prepare_tasks
-from ..trajectories.rows import store_rows
 from .history import evaluated_before, rollout_scores, rows_id
 from .paired_test import PairedTest, paired
 from .policies import EvaluatedPolicy, PolicyPool, every_checkpoint, subject, with_models

@@ -1,18 +1,25 @@
-"""Finished groups go to the store one by one: what finishes during a commit shares the next."""
+"""Store the rows of finished groups; a row that does not fit is replaced by one with the reason."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from ...pipelines.inline import Chain, apply_before_store, record
 from ...store import Experience, Store
-from ..trajectories.rows import fitting, store_rows
+from ...store.errors import SchemaError
+from ...store.schema import TABLES
+from ...store.validate import conform
+from ..trajectories.rewards import LONGEST
 
 Stored = list[Experience]
 """A group's own rows as they were stored, those that operators added left out."""
 
 
 class RolloutWriter:
-    """Stores the rows of finished groups, after the operators, in a thread off the event loop."""
+    """Stores the rows of finished groups, after the operators, in a thread off the event loop.
+
+    Groups that finish during a commit share the next one.
+    """
 
     def __init__(self, store: Store, chain: Chain, *, lineage_id: str) -> None:
         self._store, self._chain, self._lineage_id = store, chain, lineage_id
@@ -73,3 +80,46 @@ def _cut(rows: Sequence[Experience], sizes: Sequence[int]) -> list[Stored]:
         parts.append(list(rows[first : first + size]))
         first += size
     return parts
+
+
+def store_rows(store: Store, rows: Sequence[Experience]) -> list[Experience]:
+    """Append rows and return them as stored; a row that does not fit is replaced by the reason."""
+    try:
+        store.append("experiences", rows)
+        return list(rows)
+    except (SchemaError, TypeError):  # TypeError: messages or metadata are not JSON
+        # Checked row by row only now: one bad row must not lose the rollouts stored with it.
+        checked = fitting(rows)
+    store.append("experiences", checked)
+    return checked
+
+
+def fitting(rows: Sequence[Experience]) -> list[Experience]:
+    """Return rows that fit the table; a row that does not is replaced by the reason."""
+    return [_fitting(row) for row in rows]
+
+
+def standing_in(row: Experience, reason: str, **known: Any) -> Experience:
+    """Return a replacement for a row that cannot be stored, with its ids and the reason."""
+    return Experience(
+        task_id=row.task_id,
+        group_id=row.group_id,
+        experience_id=row.experience_id,
+        rollout_index=row.rollout_index,
+        run_id=row.run_id,
+        batch=row.batch,
+        group_index=row.group_index,
+        purpose=row.purpose,
+        finish_reason="error",
+        drop_reason=reason[:LONGEST],
+        num_turns=0,
+        **known,
+    )
+
+
+def _fitting(row: Experience) -> Experience:
+    try:
+        conform(TABLES["experiences"], [row])
+        return row
+    except (SchemaError, TypeError) as error:
+        return standing_in(row, f"the workflow's row does not fit: {error}")

@@ -18,7 +18,7 @@ from ..chat_api.idempotency import MOST_KNOWN, PREFIX
 from ..chat_api.metrics import ServingMetrics
 from ..chat_api.sessions import Session
 from ..inference.policy import Turn
-from ..trajectories.rows import fitting
+from ..rollouts.writer import fitting
 from .journal import Journal, entries_in, left_behind, session_entry, sessions_of, set_aside
 from .rows import SOURCE, experiences, first_row, group_of, num_rollouts
 

@@ -14,7 +14,7 @@ from ....store.errors import JobError, StoreError
 from ...config import RunConfig
 from ...models.weights import Weights
 from ...rollouts.workers import GroupRequest, LocalWorker
-from ...trajectories.rows import fitting, standing_in
+from ...rollouts.writer import fitting, standing_in
 
 Key = tuple[str | None, int, int]
 """A group's key: the evaluation or None, the batch, and the index in it."""

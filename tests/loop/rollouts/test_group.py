@@ -15,8 +15,8 @@ from support.tiny_models import speaking, table
 from rlake.loop.inference.policy import Completion, Policy
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.rollouts.group import workflow_of
+from rlake.loop.rollouts.writer import store_rows
 from rlake.loop.trajectories.rewards import RewardPart, rewards_of
-from rlake.loop.trajectories.rows import store_rows
 from rlake.loop.workflows import Workflow, single_turn
 from rlake.loop.workflows.single_turn import experience
 from rlake.operators.reward_protocol import of_group
