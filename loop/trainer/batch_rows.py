@@ -27,9 +27,7 @@ from ..runs.job import Job
 from ..schedule.samplers import RowSampler
 from . import preferences
 from .lag_metrics import lags
-from .row_media import with_media
-from .token_check import TokenCheck, why_foreign
-from .tokenize import tokenize
+from .row_tokens import TokenCheck, tokenize, why_foreign, with_media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlake.loop.models.chat_tokenizer import BROKEN_PREFIX, ConversationTokenizer
 from rlake.loop.models.load import tokenizer_digest
-from rlake.loop.trainer.tokenize import tokenize
+from rlake.loop.trainer.row_tokens import tokenize
 from rlake.store import Store, connect
 from rlake.store.conversation import NO_ANSWER
 from rlake.store.files import EXPORTS, FORMATS, KIND_NAMES, Tokens, import_rows, open_input

@@ -18,7 +18,7 @@ from rlake.loop.losses import Aggregation
 from rlake.loop.losses.batch import examples
 from rlake.loop.models.token_logprobs import token_logprobs
 from rlake.loop.run import run
-from rlake.loop.trainer.tokenize import tokenize
+from rlake.loop.trainer.row_tokens import tokenize
 from rlake.store import Experience, Store
 
 

@@ -18,7 +18,7 @@ from rlake.loop.inference.policy import Sampling
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.chat_tokenizer import ConversationTokenizer
 from rlake.loop.models.load import prompt_ids, response_ids, tokenizer_digest
-from rlake.loop.trainer.tokenize import tokenize
+from rlake.loop.trainer.row_tokens import tokenize, with_media
 from rlake.loop.trajectories.conversation import Conversation
 from rlake.store import Experience, Task
 from rlake.store.files import Tokens
@@ -337,3 +337,11 @@ def test_a_policy_is_asked_with_the_token_that_begins_texts_and_a_second_turn_ke
     assert list(row.token_ids or ())[:5] == [BOS, 4, 13, 5, 14]
     read = zip(row.token_ids or (), row.loss_mask or (), strict=True)
     assert [token for token, is_sampled in read if not is_sampled].count(BOS) == 1
+
+
+@pytest.mark.parametrize("messages", [[None, None], [None, '[{"content": "a"}]'], []])
+def test_rows_without_messages_show_no_image(messages: list[str | None]) -> None:
+    rows = pl.DataFrame({"messages": messages, "token_ids": [[1]] * len(messages)})
+    media, wrong = with_media(rows, None)
+    assert media.to_list() == [[]] * len(messages)
+    assert wrong.to_list() == [None] * len(messages)
