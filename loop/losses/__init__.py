@@ -11,11 +11,10 @@ from .algorithm import (
     Unit,
     aggregate,
 )
-from .clipped import Clipped
 from .critic import WithCritic
 from .importance import Correction
 from .kl import KL
-from .policy_gradient import Credit, NamedPart, PolicyGradient, Unclipped
+from .policy_gradient import Clipped, Credit, NamedPart, PolicyGradient, Unclipped
 
 __all__ = [
     "KL",

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from .algorithm import Positive, Share
 from .batch import Batch, Examples
-from .clipped import Clipped
-from .policy_gradient import Credit
+from .policy_gradient import Clipped, Credit
 
 
 @dataclass(frozen=True, kw_only=True)

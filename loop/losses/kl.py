@@ -97,12 +97,12 @@ class KL:
             return difference.abs()
         if self.estimator == "k3":
             # Not bounded: that would bias it. Those who prefer a bound choose `low_variance`.
-            return _k3(difference)
+            return k3(difference)
         if self.estimator == "low_variance":
-            return _k3(bounded(difference)).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT)
+            return k3(bounded(difference)).clamp(-LOW_VARIANCE_LIMIT, LOW_VARIANCE_LIMIT)
         assert behavior is not None, "`needs` names the behavior policy's log-probs"
         weight = bounded(logprobs - behavior).exp().clamp(max=CORRECTION_LIMIT)
-        return weight * _k3(difference)
+        return weight * k3(difference)
 
     def coefficient(self, state: Mapping[str, float]) -> float:
         """Return the coefficient of a step, given the state that `adapt` returned."""
@@ -134,5 +134,6 @@ class KL:
         return {**state, STATE: self.coefficient(state) * (1 + error / self.horizon)}
 
 
-def _k3(difference: Tensor) -> Tensor:
+def k3(difference: Tensor) -> Tensor:
+    """Return the k3 estimate of KL(a || b) at samples of `a`, given log a - log b."""
     return torch.exp(-difference) - 1 + difference

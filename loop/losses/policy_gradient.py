@@ -1,4 +1,4 @@
-"""The parts that policy-gradient algorithms share: ratios, penalties, correction, aggregation."""
+"""What policy-gradient algorithms share: surrogates, ratios, penalties, correction, aggregation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from ...store.errors import ConfigError, OperatorError
 from .algorithm import Aggregation, Algorithm, Count, Loss, Positive, Unit, aggregate, bounded
 from .batch import Batch, Examples
 from .importance import Correction
-from .kl import KL
+from .kl import KL, k3
 
 NamedPart = str | dict[str, dict[str, Any] | None]
 """A part of an algorithm: `name`, or `{name: {parameter: value}}`."""
@@ -152,6 +152,39 @@ class PolicyGradient(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clipped(PolicyGradient):
+    """Ratio times advantage, with a clipped ratio (arXiv:1707.06347, equation 7).
+
+    Metrics of all: `train/clip_fraction` is the share of tokens whose ratio left the trusted range
+    on the side where that stops the gradient.
+    """
+
+    clip: Positive = 0.2
+    """How far below 1 the ratio may push."""
+    clip_high: Positive | None = None
+    """How far above 1; None: as far as below."""
+
+    def ratio(self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
+        """Return the ratio of each trained token: [B, T]."""
+        return ratio(batch, logprobs_BT, old_BT)
+
+    def surrogate(
+        self, batch: Batch, logprobs_BT: Tensor, old_BT: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Clipped surrogate, negated."""
+        ratio_BT, advantage_BT = self.ratio(batch, logprobs_BT, old_BT), batch.advantage_BT
+        low, high = self.clip, self.clip if self.clip_high is None else self.clip_high
+        bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
+        # The smaller of both, not the clipped one alone: a token that an update has pushed the
+        # wrong way keeps the gradient that brings it back.
+        gain_BT = torch.minimum(ratio_BT * advantage_BT, bounded_BT * advantage_BT)
+        up_BT = (ratio_BT > 1 + high) & (advantage_BT > 0)
+        down_BT = (ratio_BT < 1 - low) & (advantage_BT < 0)
+        stopped = batch.token_mean((up_BT | down_BT).to(ratio_BT.dtype))
+        return -gain_BT, {"clip_fraction": stopped}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unclipped(PolicyGradient):
     """REINFORCE's loss of whole answers: log-probability times advantage, without a ratio."""
 
@@ -221,5 +254,4 @@ def _measured(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> dict[str, Te
 
 def _k3(batch: Batch, logprobs_BT: Tensor, old_BT: Tensor) -> Tensor:
     """Return the mean k3 estimate of KL(old || new) over trained tokens."""
-    log_BT = bounded((logprobs_BT - old_BT) * batch.mask_BT)
-    return batch.token_mean(log_BT.exp() - 1 - log_BT)
+    return batch.token_mean(k3(bounded((old_BT - logprobs_BT) * batch.mask_BT)))
