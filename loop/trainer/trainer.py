@@ -274,15 +274,15 @@ class Trainer:
         # Before the checkpoint: a run resumed from it loads these versions from their folders.
         self._publisher.settle()
         self._checkpoints.update_metric(self._evaluated_later())
-        self._learner.save(self.step, facts)
-        # One that is still being written is not among them: a run killed now resumes
-        # from an older one.
+        # By the checkpoints before this one: a run killed now resumes from one of them.
+        self._learner.settled()
         newest = self._checkpoints.steps()[-self._config.trainer.keep_checkpoints.last :]
         if newest:
             schedule = self._config.schedule
             # A run resumed from the oldest checkpoint still samples with weights this old.
             oldest = newest[0] - schedule.max_ahead - schedule.publish_every
             self._publisher.forget(before=oldest)
+        self._learner.save(self.step, facts)
         self._job.store.maintain(only_due=True)
 
     def _evaluated_later(self) -> dict[int, float | None]:

@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.processes import said, start
-from support.tiny_models import offline
+from support.tiny_models import config, offline
 from support.tiny_models import written as written_rows
 
 from rlake.loop.config import KeepConfig, TrainerConfig
 from rlake.loop.models.atomic_folder import write_folder
-from rlake.loop.run import train
+from rlake.loop.run import run, train
 from rlake.loop.runs.job import run_folder
 from rlake.loop.trainer.checkpoints import Checkpoints
 from rlake.store import Store
@@ -282,6 +282,24 @@ while True:
         print("begun", flush=True)
 """
 """Writes checkpoints one after the other."""
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_which_weights_stay_does_not_depend_on_how_fast_the_disk_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    begin = Checkpoints.write
+
+    def write(own: Checkpoints, step: int, **parts: Any) -> None:
+        begin(own, step, **parts)
+        if at_once:
+            own.wait()
+
+    monkeypatch.setattr(Checkpoints, "write", write)
+    run(store, config(trainer={"steps": 4, "checkpoint_every": 1, "keep_checkpoints": 1}))
+    assert store.runs_folder is not None
+    left = sorted(path.name for path in (store.runs_folder / "demo" / "policies").iterdir())
+    assert left == ["v000002", "v000003", "v000004"], "what a run resumed from step 3 samples with"
 
 
 def test_a_kill_while_one_is_written_leaves_whole_ones_only(tmp_path: Path) -> None:
