@@ -89,7 +89,7 @@ $(BIN)/python:
 
 .venv/.textworld: pyproject.toml | .venv/.dev
 	@echo "installing textworld into .venv (half a minute, 230 MB the first time)"
-	$(INSTALL) 'textworld>=1.7,<2'
+	$(INSTALL) 'textworld[pddl]>=1.7,<2'
 	@touch $@
 
 # SkyRL's server of Tinker's API: Python 3.12, 5.6 GB, and minutes to install (the torch that it wants

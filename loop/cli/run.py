@@ -65,8 +65,8 @@ def selftest(
     tasks: Annotated[
         list[str] | None,
         argument(
-            "Run these tasks: arithmetic, countdown, frozen_lake, gsm8k, guru_math, textworld, or "
-            "all of which the packages are there."
+            "Run these tasks: alfworld, arithmetic, countdown, frozen_lake, gsm8k, guru_math, "
+            "textworld, or all of which packages and data are there."
         ),
     ] = None,
     folder: Annotated[
@@ -96,8 +96,8 @@ def selftest(
 
     Each task gets its own store in the folder, next to `report.html` and `reward.png`. The tiny
     model learns arithmetic, countdown, frozen_lake and, by imitation, textworld in minutes. It
-    learns nothing from gsm8k and guru_math, which only show that all parts work together; use
-    `--model` to learn them.
+    learns nothing from alfworld, gsm8k and guru_math, which only show that all parts work together;
+    use `--model` to learn them. The games of alfworld are read from ALFWORLD_DATA.
     """
     work, pages = heavy("selftest.run"), heavy("selftest.report")
     options = work.Options(

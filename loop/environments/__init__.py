@@ -4,6 +4,7 @@ The parameter `environment` of the workflows `multi_turn` and `step_wise` names 
 that is listed here, or `package.module:name`.
 """
 
+from .alfworld import alfworld
 from .bash import bash
 from .gymnasium import gymnasium
 from .scienceworld import scienceworld
@@ -11,4 +12,4 @@ from .shopping import shopping
 from .sql import sql
 from .textworld import textworld
 
-__all__ = ["bash", "gymnasium", "scienceworld", "shopping", "sql", "textworld"]
+__all__ = ["alfworld", "bash", "gymnasium", "scienceworld", "shopping", "sql", "textworld"]

@@ -1,4 +1,4 @@
-"""Games that are played by text commands, for `textworld` and `scienceworld`.
+"""Games that are played by text commands, for `textworld`, `alfworld` and `scienceworld`.
 
 A game is four functions that may block; `TextGameEnvironment` makes an environment of it.
 """

@@ -84,12 +84,12 @@ class _TextWorldGame:
         made = (task.metadata or {}).get(_KEY)
         if not isinstance(made, Mapping):
             raise JobError(f"task {task.task_id} has no `{_KEY}` in its metadata; see `games`")
-        text = _package()
+        text = package()
         self.close()
         path = Path(made["file"]).expanduser() if "file" in made else _compiled(made, self._folder)
         shown = {"admissible_commands", "policy_commands", "score", "max_score", "won", "objective"}
         infos = text.EnvInfos(**dict.fromkeys(shown | {"description", "feedback", "lost"}, True))
-        with _alone():
+        with taking_turns():
             try:
                 self._env = text.start(str(path), infos)
             except OSError as error:
@@ -99,7 +99,7 @@ class _TextWorldGame:
 
     def act(self, command: str) -> Scene:
         assert self._env is not None, "a game begins with `begin`"
-        with _alone():
+        with taking_turns():
             self._state, _, is_done = self._env.step(command)
         return self._scene(self._state["feedback"], is_done=is_done)
 
@@ -126,14 +126,16 @@ class _TextWorldGame:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def taking_turns() -> Iterator[None]:
+    """Use TextWorld while no other thread does."""
     with _LOCK, warnings.catch_warnings():
         # Jericho knows the scores of a list of old games; those of TextWorld keep their own.
         warnings.filterwarnings("ignore", message="Game .* is not fully supported")
         yield
 
 
-def _package() -> Any:
+def package() -> Any:
+    """Return TextWorld. Raises MissingExtraError without it."""
     try:
         import textworld.challenges  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -152,7 +154,7 @@ def _walkthrough(game: Path) -> str:
 
 def _compiled(made: Mapping[str, Any], folder: Path) -> Path:
     """Return the file of a game, which is made unless the folder has it."""
-    text = _package()
+    text = package()
     home = folder / content_id(text.__version__, dict(made))
     if not home.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +179,7 @@ def _make(text: Any, made: Mapping[str, Any], path: Path) -> None:
     options = text.GameOptions()
     options.seeds, options.path = int(made["seed"]), str(path)
     try:
-        with _alone():
+        with taking_turns():
             game = challenges[name][1](settings, options)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"`{name}` cannot be made with {settings}: {error}") from error

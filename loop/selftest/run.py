@@ -14,6 +14,7 @@ from ...store.files import import_rows, open_input
 from ...store.query import literal
 from ..config import Stage, build_stages
 from ..config.load import override, read
+from ..environments.alfworld import has_games
 from ..evaluation.evaluate import evaluate
 from ..recipes import guru
 from ..recipes.gsm8k import find
@@ -21,6 +22,7 @@ from ..runs.progress import Display
 from ..stages import run_stage, standing
 
 RECIPES = {
+    "alfworld": "alfworld",
     "arithmetic": "sft_then_grpo",
     "countdown": "countdown",
     "frozen_lake": "frozen_lake",
@@ -155,9 +157,11 @@ def _chosen(names: Sequence[str]) -> list[str]:
         if name not in RECIPES and name != "all":
             known = [*RECIPES, "all"]
             raise ConfigError(f"the self-test has no task `{name}`{nearest(name, known)}")
-    # a task whose package is missing is refused by its name, and left out of all
+    # a task whose package or data are missing is refused by its name, and left out of all
     if "all" in names:
-        return [name for name in RECIPES if name != "textworld" or find_spec("textworld")]
+        missing = {} if find_spec("textworld") else {"textworld", "alfworld"}
+        missing = {*missing, *([] if has_games() else ["alfworld"])}
+        return [name for name in RECIPES if name not in missing]
     return list(dict.fromkeys(names))
 
 

@@ -247,7 +247,7 @@ def run_short(name: str, store: Store, overrides: Sequence[str] = ()) -> None:
 
 
 OTHERS = {"sft_gsm8k", "grpo_gsm8k", "quickstart_grpo", "grpo_curriculum", "grpo_tinker"}
-OTHERS |= {"grpo_guru_math", "langgraph"}
+OTHERS |= {"grpo_guru_math", "langgraph", "alfworld"}
 """Recipes that need what is not in the package: they run in tests of their own."""
 
 
