@@ -19,7 +19,7 @@ _PROMPT = "You are in a house. Carry out the task; answer with one command."
 _SPLITS = {"train": "train", "valid_seen": "eval", "valid_unseen": "eval"}
 """The folders of ALFWorld's games, and the splits of their tasks."""
 _BAR = "_bar_"
-"""Stands between the parts of an object's name: kind, three coordinates, and perhaps a part."""
+"""Stands between the parts of an object's name: its kind and three coordinates."""
 
 
 def alfworld(*, folder: str | None = None, **parameters: Any) -> TextGameEnvironment:
@@ -42,7 +42,7 @@ def games(
     prompt: str = _PROMPT,
     taskset: str = "alfworld",
 ) -> Iterator[Task]:
-    """Yield a task for each game below `folder` that can be solved, in the order of their paths.
+    """Yield a task for each game below `folder` that ALFWorld plays, in the order of their paths.
 
     `splits` are the folders of games with the split of their tasks (None: `train`, and `valid_seen`
     and `valid_unseen` for `eval`). `train` and `held_out` limit how many there are of each split.
@@ -56,10 +56,11 @@ def games(
             most = limits.get(split)
             if most is not None and made[split] >= most:
                 break
-            if not _game(path).get("solvable", True):
+            game = path.relative_to(home).as_posix()
+            # as in ALFWorld, whose engine does not have these two kinds
+            if "movable" in game or "Sliced" in game or not _game(path).get("solvable"):
                 continue
             made[split] += 1
-            game = path.relative_to(home).as_posix()
             kind = path.parent.parent.name.partition("-")[0]
             about = {_KEY: {"game": game}, "folder": name, "kind": kind}
             yield Task.ask(prompt, taskset=taskset, split=split, metadata=about)
@@ -101,7 +102,7 @@ class _AlfworldGame:
             except ImportError as error:
                 raise missing_extra("fast_downward", "textworld") from error
             except (KeyError, ValueError) as error:
-                raise JobError(f"`{path}` is no game that can be played: {error!r:.200}") from error
+                raise JobError(f"`{path}` cannot be played as a game: {error!r:.200}") from error
             _rename(self._env)
             state = self._env.reset()
         return _scene(state, is_done=False)
@@ -140,10 +141,11 @@ def _game(path: Path) -> Mapping[str, Any]:
 def _rename(world: Any) -> None:
     """Give objects the names of ALFWorld, such as `mug 1`, in place of those with coordinates."""
     numbers: Counter[str] = Counter()
-    for name in sorted(world._entity_infos):
-        parts = name.split(_BAR)
-        if len(parts) > 1:
-            kind = parts[4 if len(parts) == 5 else 0].lower()
+    # ALFWorld counts from the last one down
+    for name in sorted(world._entity_infos, reverse=True):
+        kind, bar, _ = name.lower().partition(_BAR)
+        if bar:
+            kind += "basin" if "basin" in name.lower() else ""
             numbers[kind] += 1
             world._entity_infos[name].name = f"{kind} {numbers[kind]}"
 

@@ -19,8 +19,8 @@ DOMAIN = """(define (domain household)
  (:action wash :parameters (?a - agent ?o - thing ?l - place)
   :precondition (and (at ?a ?l) (holds ?a ?o) (wet ?l)) :effect (clean ?o)))"""
 PROBLEM = """(define (problem tidy) (:domain household)
- (:objects me - agent TABLE DRAWER SINK - place MUG SPOON - thing)
- (:init (at me TABLE) (free me) (in MUG TABLE) (in SPOON DRAWER) (wet SINK))
+ (:objects me - agent TABLE DRAWER SINK - place MUG SPOON LADLE - thing)
+ (:init (at me TABLE) (free me) (in MUG TABLE) (in SPOON DRAWER) (in LADLE TABLE) (wet SINK))
  (:goal (and GOAL)))"""
 NAMES = {
     "TABLE": "Table_bar__plus_01_dot_10_bar__plus_00_dot_90_bar__minus_00_dot_50",
@@ -28,6 +28,7 @@ NAMES = {
     "SINK": "Sink_bar__minus_01_dot_90_bar__plus_00_dot_90_bar__plus_00_dot_10_bar_SinkBasin",
     "MUG": "Mug_bar__plus_01_dot_00_bar__plus_00_dot_95_bar__minus_00_dot_40",
     "SPOON": "Spoon_bar__minus_00_dot_25_bar__plus_00_dot_65_bar__plus_00_dot_40",
+    "LADLE": "Spoon_bar__plus_00_dot_90_bar__plus_00_dot_95_bar__minus_00_dot_40",
 }
 """Names with coordinates, as in the games of ALFWorld."""
 GRAMMAR = '''grammar :: """
@@ -55,12 +56,14 @@ TASKS = {
 
 
 def write_games(folder: Path) -> None:
-    """Write a game of each kind for `train`, one for `valid_unseen`, and one without solution."""
+    """Write two games for `train`, one for `valid_unseen`, and three that ALFWorld leaves out."""
     for split, kinds in (("train", list(TASKS)), ("valid_unseen", list(TASKS)[:1])):
         for kind in kinds:
             _write(folder / "json_2.1.1" / split / kind / "trial_1", *TASKS[kind])
-    never = folder / "json_2.1.1" / "train" / next(iter(TASKS)) / "trial_0"
-    _write(never, "fly", "(wet TABLE)", is_solvable=False)
+    train, simple = folder / "json_2.1.1" / "train", next(iter(TASKS))
+    _write(train / simple / "trial_0", "fly", "(wet TABLE)", is_solvable=False)
+    for kind in ("pick_with_movable_recep-Mug-Pan-Sink-1", "pick_simple-MugSliced-None-Sink-1"):
+        _write(train / kind / "trial_1", *TASKS[simple])
 
 
 def _write(folder: Path, task: str, goal: str, *, is_solvable: bool = True) -> None:

@@ -18,6 +18,7 @@ FIRST = [
     "go to drawer 1",
     "go to sinkbasin 1",
     "take mug 1 from table 1",
+    "take spoon 1 from table 1",  # the other one, in the drawer, comes first by its coordinates
 ]
 
 
@@ -36,7 +37,7 @@ def _installed() -> None:
 installed = pytest.mark.usefixtures("_installed")
 
 
-def test_tasks_are_the_games_that_can_be_solved_with_the_splits_of_their_folders(data: str) -> None:
+def test_tasks_are_the_games_that_alfworld_plays_split_by_their_folders(data: str) -> None:
     made = list(games(folder=data))
     assert [task.split for task in made] == ["train", "train", "eval"]
     kinds = [str((task.metadata or {})["kind"]) for task in made]
@@ -91,10 +92,10 @@ def test_a_game_is_played_by_the_engine_and_won_by_the_planner(data: str) -> Non
 
 
 @installed
-def test_a_file_that_is_no_game_is_named(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_game_is_named(tmp_path: Path) -> None:
     (tmp_path / "game.tw-pddl").write_text("{}")
     task = Task.ask("?", metadata={"alfworld": {"game": "game.tw-pddl"}})
-    with pytest.raises(JobError, match="is no game that can be played: KeyError"):
+    with pytest.raises(JobError, match="cannot be played as a game: KeyError"):
         played(alfworld(folder=str(tmp_path)), task, [])
 
 
