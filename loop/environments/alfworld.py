@@ -101,7 +101,7 @@ class _AlfworldGame:
                 self._env.load(game)
             except ImportError as error:
                 raise missing_extra("fast_downward", "textworld") from error
-            except (KeyError, ValueError) as error:
+            except (Exception, SystemExit) as error:  # the planner's parser exits on some faults
                 raise JobError(f"`{path}` cannot be played as a game: {error!r:.200}") from error
             _rename(self._env)
             state = self._env.reset()

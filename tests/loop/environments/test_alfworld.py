@@ -93,10 +93,14 @@ def test_a_game_is_played_by_the_engine_and_won_by_the_planner(data: str) -> Non
 
 @installed
 def test_a_file_that_holds_no_game_is_named(tmp_path: Path) -> None:
-    (tmp_path / "game.tw-pddl").write_text("{}")
+    write_games(tmp_path / "data")
+    good = next((tmp_path / "data").glob("**/*.tw-pddl")).read_text()
     task = Task.ask("?", metadata={"alfworld": {"game": "game.tw-pddl"}})
-    with pytest.raises(JobError, match="cannot be played as a game: KeyError"):
-        played(alfworld(folder=str(tmp_path)), task, [])
+    undeclared, cut = good.replace("(wet Sink", "(dry Sink"), good.replace("(:goal (", "(:goal ")
+    for text, said in (("{}", "KeyError"), (undeclared, "SystemExit"), (cut, "ParseError")):
+        (tmp_path / "game.tw-pddl").write_text(text)
+        with pytest.raises(JobError, match=f"cannot be played as a game: {said}"):
+            played(alfworld(folder=str(tmp_path)), task, [])
 
 
 @pytest.mark.slow
