@@ -16,12 +16,23 @@ def report(
     out: Annotated[Path, option("Write the page to this file.", "--out", "-o")] = Path(
         "report.html"
     ),
+    quantiles: Annotated[
+        str | None,
+        option(
+            "Show samples at these quantiles of the reward.",
+            "--quantiles",
+            metavar="Q,Q",
+            default="0,0.25,0.5,0.75,1",
+        ),
+    ] = None,
     store: StoreOption = None,
     at: AtOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's summary, curves, samples, failures and lineage into one HTML file."""
     lake = open_store(store, at=at)
+    chosen = heavy("report.details").parse_quantiles(quantiles) if quantiles else None
     # it needs matplotlib and jinja2, which a store alone does not
-    made = heavy("report.page").write_report(lake, out, run, against)
+    page = heavy("report.page")
+    made = page.write_report(lake, out, run, against, quantiles=chosen or page.QUANTILES)
     render(made.summaries[0] | {"report": str(out)}, as_json=as_json)

@@ -1,14 +1,16 @@
 """What a report shows beyond curves: samples, failures, and what two runs differ in."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...store import Store
+from ...store.errors import ConfigError
 from ...store.query import literal, quoted
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Where samples are taken unless other quantiles are given."""
 _LATEST = 0.8
 """Sampled rows are of the last fifth of the steps."""
 _TEXT = 4_000
@@ -30,7 +32,24 @@ def table(store: Store, sql: str, *, limit: int = 50) -> Table:
     return Table(found.columns, found.limit(limit).fetchall(), " ".join(sql.split()))
 
 
-def samples(store: Store, run_id: str) -> Table:
+def parse_quantiles(text: str) -> tuple[float, ...]:
+    """Return quantiles that are separated by commas.
+
+    >>> parse_quantiles("0, 0.5, 1")
+    (0.0, 0.5, 1.0)
+
+    Raises ConfigError for what is not a number from 0 to 1.
+    """
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= one <= 1 for one in found):
+        raise ConfigError(f"quantiles are numbers from 0 to 1 such as `0,0.5,1`, got `{text}`")
+    return found
+
+
+def samples(store: Store, run_id: str, quantiles: Sequence[float] = QUANTILES) -> Table:
     """Return the rows at quantiles of the reward, among those that the last steps trained on.
 
     Of a run without a trainer, among those of its last batches. Rows of equal reward are in the
@@ -51,7 +70,7 @@ def samples(store: Store, run_id: str) -> Table:
     [(is_trained,)] = store.sql(
         f"SELECT count(*) > 0 FROM draws_current WHERE run_id = {run}"
     ).fetchall()
-    places = ", ".join(f"1 + floor({q} * (n - 1))" for q in QUANTILES)
+    places = ", ".join(f"1 + floor({q} * (n - 1))" for q in quantiles)
     return table(
         store,
         f"""
@@ -66,6 +85,7 @@ def samples(store: Store, run_id: str) -> Table:
                e.response_text[:{_TEXT}] AS response_text
         FROM chosen c JOIN experiences e USING (experience_id) ORDER BY c.quantile, experience_id
         """,
+        limit=len(quantiles),
     )
 
 

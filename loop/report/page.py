@@ -1,7 +1,7 @@
 """The page: what is known of a run, in one HTML file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -21,7 +21,7 @@ from ..audits.drop import drop
 from ..config import RunConfig
 from ..runs.job import newest_config, run_names
 from . import curves, drawing
-from .details import Table, differences, failures, last_values, samples, table
+from .details import QUANTILES, Table, differences, failures, last_values, samples, table
 from .summary import summary
 
 
@@ -48,8 +48,12 @@ class Report:
     """The configuration as YAML."""
 
 
-def read(store: Store, run_id: str, against: str | None = None) -> Report:
+def read(
+    store: Store, run_id: str, against: str | None = None, *, quantiles: Sequence[float] = QUANTILES
+) -> Report:
     """Return the report of a run, compared with another one if it is named.
+
+    Samples are rows at these quantiles of the reward.
 
     Raises NotFoundError for a run that was never started on the store.
     """
@@ -68,7 +72,7 @@ def read(store: Store, run_id: str, against: str | None = None) -> Report:
             f"ended_at - started_at AS took FROM runs WHERE run_id IN ({names}) ORDER BY ALL",
         ),
         curves=curves.read(store, runs),
-        samples=samples(store, run_id),
+        samples=samples(store, run_id, quantiles),
         findings=_findings(store, run_id, summaries[0]["steps"]),
         failures=failures(store, run_id),
         settings=differences(*configs) if against else [],
@@ -79,12 +83,19 @@ def read(store: Store, run_id: str, against: str | None = None) -> Report:
     )
 
 
-def write_report(store: Store, path: Path, run_id: str, against: str | None = None) -> Report:
+def write_report(
+    store: Store,
+    path: Path,
+    run_id: str,
+    against: str | None = None,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+) -> Report:
     """Write the report of a run as an HTML file that needs no other; return what it shows.
 
     Texts of rollouts are escaped, and a policy in the file forbids all scripts and all requests.
     """
-    report = read(store, run_id, against)
+    report = read(store, run_id, against, quantiles=quantiles)
     pictures = [drawing.svg(curves.CURVES[name], of) for name, of in report.curves.items()]
     html = files(__package__ or "").joinpath("page.html").read_text(encoding="utf-8")
     # autoescape: whatever rollouts contain is shown as text. StrictUndefined: a name that is

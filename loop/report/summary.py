@@ -51,13 +51,17 @@ def _unused(store: Store, run_id: str) -> dict[str, int]:
 def _held_out(store: Store, run_id: str) -> dict[str, float]:
     """Return held-out loss, accuracy and reward, before and after, where they were measured."""
     found = store.sql(
-        "SELECT replace(name[6:], '_mean', ''), arg_min(value, step), arg_max(value, step) "
+        "SELECT replace(name[6:], '_mean', ''), arg_min(value, step), arg_max(value, step), "
+        "min(step), max(step) "
         f"FROM metrics_current WHERE run_id = {literal(run_id)} AND (name = 'eval/loss' "
         "OR job = 'evaluate' AND name IN ('eval/accuracy', 'eval/reward_mean')) "
         "GROUP BY name ORDER BY name DESC"
     ).fetchall()
-    return {
-        f"held_out_{name}_{when}": value
-        for name, *both in found
-        for when, value in zip(("before", "after"), both, strict=True)
-    }
+    told: dict[str, float] = {}
+    for name, before, after, first, last in found:
+        # of one measurement, the step says which of both it is
+        if first < last or first == 0:
+            told[f"held_out_{name}_before"] = before
+        if first < last or first > 0:
+            told[f"held_out_{name}_after"] = after
+    return told

@@ -9,7 +9,9 @@ from support.histories import START, History
 from support.table_rows import event
 
 from rlake.loop.config import RunConfig
+from rlake.loop.report.details import samples
 from rlake.loop.report.page import Report, write_report
+from rlake.loop.report.summary import summary
 from rlake.store import Store, connect
 from rlake.store.errors import NotFoundError
 
@@ -116,6 +118,30 @@ def test_samples_are_rows_at_quantiles_of_the_reward(
     expected = [rewards[int(q * n)][0] for q in (0, 0.25, 0.5, 0.75, 1)]
     assert [row[1] for row in report.samples.rows] == expected
     assert store.sql(report.samples.sql).fetchall() == report.samples.rows
+
+
+def test_samples_are_taken_where_one_asks_for_them(store: Store) -> None:
+    [low, high] = samples(store, "r", (0.1, 0.95)).rows
+    whole = samples(store, "r", [i / 100 for i in range(101)]).rows
+    assert low[2] == pytest.approx(0.1, abs=0.02)
+    assert high[2] == pytest.approx(0.95, abs=0.02)
+    assert {low[0], high[0]} <= {row[0] for row in whole}
+
+
+def test_what_was_measured_once_is_before_or_after_the_run_and_not_both(store: Store) -> None:
+    measured = {"attempt": 1, "job": "evaluate", "name": "eval/reward_mean"}
+    store.append(
+        "metrics",
+        [
+            measured | {"run_id": run, "step": step, "value": value}
+            for run, step, value in (("a", 0, 0.1), ("b", 9, 0.9), ("c", 0, 0.2), ("c", 9, 0.8))
+        ],
+    )
+    told = [
+        {k: v for k, v in summary(store, run).items() if k.startswith("held_out")} for run in "abc"
+    ]
+    before, after = "held_out_reward_before", "held_out_reward_after"
+    assert told == [{before: 0.1}, {after: 0.9}, {before: 0.2, after: 0.8}]
 
 
 def test_two_runs_are_compared_by_settings_and_last_metrics(page: tuple[Report, str]) -> None:
