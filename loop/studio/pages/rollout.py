@@ -12,7 +12,7 @@ from nicegui import ui
 from ....store.errors import NotFoundError
 from ....store.image_parts import is_image, parts_of
 from ....store.media import image_bytes
-from ....store.query import literal
+from ....store.query import is_in, literal
 from ..frame import Studio, View, address, answers, page
 from ..tokens import show_tokens
 from ..widgets import facts, grid, heading, number, records, same_as, text, title
@@ -232,7 +232,12 @@ async def _beside(view: View, one: Mapping[str, Any], other: Mapping[str, Any]) 
                 here = part is not None and part[0] == i
                 with ui.element("div").classes("card"):
                     _show_turn(turn or Turn("", ""), classes="parts" if here else "")
-    same_as(command=f"rlake show {shlex.quote(one['experience_id'])}")
+    ids = [one["experience_id"], other["experience_id"]]
+    same_as(
+        sql="SELECT experience_id, reward, rewards, messages, response_text FROM experiences "
+        f"WHERE {is_in('experience_id', ids)}",
+        command="\n".join(f"rlake show {shlex.quote(name)}" for name in ids),
+    )
 
 
 def parted(one: Sequence[Turn], other: Sequence[Turn]) -> tuple[int, int] | None:
