@@ -6,6 +6,8 @@ from typing import Any
 Messages = Sequence[Mapping[str, Any]]
 """Messages in the chat format, in their order."""
 
+CONVERSATION = 'a list of objects with a `role`, such as [{"role": "user", "content": "2+2="}]'
+"""What `messages` hold, for errors."""
 NO_ANSWER = "it has no assistant turn"
 EMPTY = "its assistant turns are empty"
 PARTED = "its conversations part at a question, not at an answer"
@@ -29,6 +31,16 @@ def is_text(content: object) -> bool:
     parts = content if isinstance(content, list) else []
     texts = (p.get("text") if isinstance(p, Mapping) else p for p in parts)
     return all(isinstance(text, str) for text in texts)
+
+
+def is_conversation(messages: object) -> bool:
+    """Return whether a value is a list of messages, each with the name of a role.
+
+    >>> is_conversation([{"role": "user", "content": "2+2="}]), is_conversation(["2+2="])
+    (True, False)
+    """
+    given = messages if isinstance(messages, list | tuple) else [None]
+    return all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in given)
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
 
-from .conversation import last_question
-from .errors import SchemaError
+from .conversation import CONVERSATION, is_conversation, last_question
+from .errors import SchemaError, shorten
 from .ids import content_id
 
 Message = dict[str, Any]
@@ -187,10 +187,13 @@ Record = Task | Experience
 
 
 def rows_of(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the rows of records; raise SchemaError for an experience without an id."""
+    """Return the rows of records.
+
+    Raises SchemaError for an experience without an id, and for messages that are no conversation.
+    """
     given = list(records)
     for record in given:
-        _check_named(record)
+        _check(record)
     return [record.row() for record in given]
 
 
@@ -200,7 +203,7 @@ def columns_of(experiences: Sequence[Experience]) -> dict[str, list[Any]]:
     The values are those of `rows_of`, in a third of its time: most columns are only gathered.
     """
     for one in experiences:
-        _check_named(one)
+        _check(one)
     rows = [vars(one) for one in experiences]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     columns["num_tokens"] = [ids if ids is None else len(ids) for ids in columns["token_ids"]]
@@ -211,7 +214,11 @@ def columns_of(experiences: Sequence[Experience]) -> dict[str, list[Any]]:
     return {n: values for n, values in columns.items() if {*map(type, values)} != {type(None)}}
 
 
-def _check_named(record: Record) -> None:
+def _check(record: Record) -> None:
+    if record.messages is not None and not is_conversation(record.messages):
+        raise SchemaError(
+            f"`messages` must be {CONVERSATION}, got {shorten(repr(record.messages), 60)}"
+        )
     if isinstance(record, Experience) and (record.experience_id is None or record.group_id is None):
         raise SchemaError(
             "an experience has no `experience_id` or `group_id`, expected both; "

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..conversation import CONVERSATION, is_conversation
 from ..errors import SchemaError, nearest, shorten
 from ..raw_json import dumps, listed
 from ..schema import Column, Table
@@ -238,13 +239,8 @@ def _check_shape(name: str, value: Any, row: int) -> None:
 
 def check_messages(name: str, value: Any, row: int = 0) -> None:
     """Raise RowError for a value that is not a conversation."""
-    given = value if isinstance(value, list) and value else [None]
-    if not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in given):
-        raise RowError(
-            row,
-            f"column `{name}` must be a list of objects with a `role`, such as "
-            f'[{{"role": "user", "content": "2+2="}}], got {short(value)}',
-        )
+    if not value or not is_conversation(value):
+        raise RowError(row, f"column `{name}` must be {CONVERSATION}, got {short(value)}")
 
 
 def short(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -167,6 +168,16 @@ def test_a_reward_is_the_sum_of_its_parts_or_null() -> None:
 def test_an_experience_without_a_name_is_refused(store: Store) -> None:
     with pytest.raises(SchemaError, match="no `experience_id` or `group_id`, expected both"):
         store.append("experiences", [Experience(task_id="t")])
+
+
+@pytest.mark.parametrize(
+    "messages", [["hello"], "hello", [None], [{"content": "2+2="}], [{"role": 1, "content": "2"}]]
+)
+def test_messages_that_are_no_conversation_are_refused(store: Store, messages: Any) -> None:
+    experience = Experience(task_id="t", experience_id="e", group_id="g", messages=messages)
+    for table, record in (("tasks", Task(messages=messages)), ("experiences", experience)):
+        with pytest.raises(SchemaError, match="`messages` must be a list of objects with a `role`"):
+            store.append(table, [record])
 
 
 def test_frames_of_records_are_typed_as_declared() -> None:
