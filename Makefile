@@ -22,10 +22,13 @@ quickstart: .venv/.train  ## train a tiny model on a CPU and look at every row i
 	$(BIN)/rlake quickstart
 
 # Each of the processes with one thread: theirs would wait for each other.
-test: .venv/.dev  ## the default tests
-	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest
+TOGETHER := --dist loadfile --no-loadscope-reorder
 
-SLOW := $(BIN)/python -m pytest --timeout 900 -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder
+test: .venv/.dev  ## the default tests
+	$(PYTEST) -n $(WORKERS) $(TOGETHER)
+
+SLOW := $(PYTEST) --timeout 900 -n $(SLOW_WORKERS) $(TOGETHER)
 
 test-slow: .venv/.dev .venv/.agentscope .venv/.textworld .venv/.vllm  ## the slow tests
 	$(SLOW) -m "slow and not alone and not long and not gpu"

@@ -115,7 +115,7 @@ async def test_vllm_that_is_killed_during_an_update_goes_on_with_the_old_weights
     engine = started(old.folder)
     try:
         await engine.swap(old)
-        work = asyncio.create_task(engine.complete(asks(2, max_tokens=1500)))
+        work = asyncio.create_task(engine.complete(asks(2, max_tokens=500)))
         await asyncio.wait({work}, timeout=0.2)
         with killed_while_they_load() as killed, pytest.raises(JobError, match="vLLM's engine"):
             await engine.swap(new)

@@ -185,7 +185,7 @@ def test_a_model_that_reads_images_is_scaled_by_yarn_alone() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vllm; `make .venv/.vllm`")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", ["linear", "llama3", "attention"])  # the last is yarn
 def test_vllm_agrees_with_transformers_beyond_the_original_length(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
