@@ -6,7 +6,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +18,7 @@ import lance
 import pyarrow as pa
 import pyarrow.dataset as pds
 
-from . import join_filters
+from . import join_filters, query_scope
 from .blobs import readable
 from .errors import ConfigError, QueryError, RlakeError, StarvedError, damaged, nearest, shorten
 from .schema import TABLES
@@ -46,8 +45,6 @@ _ANY_NAME = re.compile(
     r"\b(query|query_table|show|describe|summarize|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b"
 )
 """What lets a query read, or list, names that do not stand in its text as such."""
-SQL_SECONDS: ContextVar[float | None] = ContextVar("SQL_SECONDS", default=None)
-"""Most seconds of each query for which the caller gives no `timeout`; None: no limit."""
 MEMORY = "RLAKE_SQL_MEMORY"
 """Environment variable: memory limit of queries, such as `4GB`; by default a quarter of RAM."""
 _MEMORY = re.compile(r"[1-9]\d*(\.\d+)?\s*[KMGT]i?B", re.IGNORECASE)
@@ -294,25 +291,18 @@ class QuerySession:
             self._frames.append(name)
 
     def sql(
-        self,
-        query: str,
-        *,
-        what: str = "the query",
-        seconds: float | None = None,
-        interruptible: Callable[[Callable[[], None]], object] | None = None,
+        self, query: str, *, what: str = "the query", seconds: float | None = None
     ) -> duckdb.DuckDBPyRelation:
         """Return the relation of one SELECT; raise QueryError for any other statement.
 
-        After `seconds`, reading its rows is interrupted. `interruptible` receives a function that
-        does so at once, for another thread to call.
+        After `seconds`, reading its rows is interrupted, and when its scope is cancelled.
         """
         self._check_free()
         filtered = self._filtered(query)
         if filtered is not None:
-            return filtered.sql(query, what=what, seconds=seconds, interruptible=interruptible)
+            return filtered.sql(query, what=what, seconds=seconds)
         self._open_for(query)
-        if interruptible is not None:
-            interruptible(self._con.interrupt)
+        query_scope.join(self._con.interrupt)
         if seconds is not None:
             self._timer = threading.Timer(seconds, self._con.interrupt)
             self._timer.daemon = True

@@ -14,7 +14,7 @@ import lance
 from . import schema_versions, user_tables
 from .blobs import readable
 from .errors import StarvedError, StoreError, as_store_error
-from .query import SQL_SECONDS, QuerySession, views_sql
+from .query import QuerySession, views_sql
 from .schema import REFERRING_FIRST, TABLES, table
 
 if TYPE_CHECKING:
@@ -200,13 +200,7 @@ class Tables:
         return schema_versions.complete(frame, later) if later else frame
 
     def sql(
-        self,
-        query: str,
-        *,
-        allow_files: bool = False,
-        timeout: float | None = None,
-        interruptible: Callable[[Callable[[], None]], object] | None = None,
-        **frames: Any,
+        self, query: str, *, allow_files: bool = False, timeout: float | None = None, **frames: Any
     ) -> duckdb.DuckDBPyRelation:
         """Return the result of one SELECT over all tables and views, as a DuckDB relation.
 
@@ -224,8 +218,8 @@ class Tables:
 
         The relation reads when rows are asked of it: take them before the thread's next `sql`, or
         it shows the store as of then. After `timeout` seconds DuckDB raises InterruptException
-        while rows are read; `interruptible` receives a function by which another thread makes it do
-        so at once. Queries take at most a quarter of the machine's memory, or what
+        while rows are read; a `QueryScope` ends several queries, and when another thread cancels
+        it. Queries take at most a quarter of the machine's memory, or what
         `RLAKE_SQL_MEMORY` in the environment says.
 
         Raises QueryError when it does not parse, names what does not exist, or would write.
@@ -236,8 +230,7 @@ class Tables:
         # of all tables, though the query opens few: a lost one is an error of every query
         console.show(self.versions() | self.user_versions(), self._shown_at)
         console.join(frames)
-        seconds = SQL_SECONDS.get() if timeout is None else timeout
-        return console.sql(query, seconds=seconds, interruptible=interruptible)
+        return console.sql(query, seconds=timeout)
 
     def register(self, con: duckdb.DuckDBPyConnection) -> None:
         """Register all tables, views and macros, as they are now, in a DuckDB connection of yours.

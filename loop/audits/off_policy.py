@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ...store import Store
+from ...store import Store, query_scope
 from ...store import side_columns as sides
 from ...store.errors import JobError, QueryError, nearest
 from ...store.query import literal
@@ -232,6 +232,7 @@ def _value(
     rng, many = np.random.default_rng(SEED), len(tops)
     found = []
     for first in range(0, RESAMPLES, size := max(1, _CELLS // many)):
+        query_scope.check()
         drawn = rng.integers(many, size=(min(size, RESAMPLES - first), many))
         values, errors = _ratio(tops[drawn], bottoms[drawn])
         # a resample of equal clusters has no error to divide by

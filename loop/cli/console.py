@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import duckdb
 
 from ...store.errors import ConfigError, NotFoundError, nearest
+from ...store.query_scope import QueryScope
 from .output_formats import print_table, write_rows
 from .stored_tables import print_columns, print_tables
 from .tables import print_rows, screen
@@ -49,7 +50,7 @@ class Console:
         self._output: Path | None = None
         self._written = 0
         self._depth = 0
-        self._stop: Callable[[], None] | None = None
+        self._scope: QueryScope | None = None
         self.more = "see more with `--rows N`, all with `--format`"
         """What is printed below the first rows of a result that has more."""
         self.pending = ""
@@ -89,25 +90,19 @@ class Console:
 
     def interrupt(self) -> None:
         """Interrupt the query that another thread runs here."""
-        if self._stop is not None:
-            self._stop()
-
-    def _can_stop(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
+        if self._scope is not None:
+            self._scope.cancel()
 
     def _execute(self, statement: str) -> None:
         began = perf_counter()
-        relation = self.lake.sql(
-            statement,
-            allow_files=self._allow_files,
-            timeout=self._timeout,
-            interruptible=self._can_stop,
-        )
-        with self._redirected() as out:
-            if self._mode == "table":
-                print_table(relation, self._most_rows, more=self.more)
-            else:
-                write_rows(relation, out.buffer, self._mode)
+        self._scope = QueryScope(self._timeout)
+        with self._scope:
+            relation = self.lake.sql(statement, allow_files=self._allow_files)
+            with self._redirected() as out:
+                if self._mode == "table":
+                    print_table(relation, self._most_rows, more=self.more)
+                else:
+                    write_rows(relation, out.buffer, self._mode)
         if self._has_timer:
             screen().print(f"Run time: {perf_counter() - began:.3f} s", style="dim")
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -102,6 +103,8 @@ class View:
     params: dict[str, str]
     client: Client
     _tasks: set["asyncio.Future[Any]"] = field(default_factory=set)
+    _drawing: dict[int, "asyncio.Future[None]"] = field(default_factory=dict)
+    """By the numbers of elements, what is drawn in them."""
 
     @property
     def store(self) -> Store:
@@ -136,6 +139,26 @@ class View:
         task = asyncio.ensure_future(work)
         self.keep(task)
         return await task
+
+    def draw(
+        self, place: ui.element, read_and_draw: Callable[[], Awaitable[None]]
+    ) -> "asyncio.Future[None]":
+        """Draw in an element what takes a while to read, in place of what is there or is drawn.
+
+        Meanwhile it has a button to cancel; an error is shown there, and the rest of the page goes
+        on.
+        """
+        if (before := self._drawing.pop(place.id, None)) is not None:
+            before.cancel()
+        place.clear()
+        task = background_tasks.create(_drawn(place, read_and_draw), name=self.page.path)
+        self._drawing[place.id] = task
+        self.keep(task)
+        return task
+
+    async def write(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that writes, called in a thread; it is never cancelled."""
+        return await self.studio.queries.keep(function)
 
     def keep(self, task: "asyncio.Future[Any]") -> None:
         """Cancel a task when the browser goes away."""
@@ -178,10 +201,7 @@ async def build(studio: Studio, page: Page, request: Request) -> None:
     view = View(studio, page, dict(request.query_params), client)
     client.on_delete(view.close)
     _navigation(studio, page)
-    with ui.element("main") as main:
-        waiting = ui.element("div").classes("waiting")
-    task = background_tasks.create(_fill(view, main, waiting), name=page.path)
-    view.keep(task)
+    task = view.draw(ui.element("main"), lambda: page.fill(view))
     await asyncio.wait({task}, timeout=_AT_ONCE_SECONDS)
 
 
@@ -199,29 +219,45 @@ async def answered(studio: Studio, path: str, request: Request) -> Any:
         return JSONResponse({"error": str(error)}, 404 if isinstance(error, NotFoundError) else 400)
 
 
-async def _fill(view: View, main: ui.element, waiting: ui.element) -> None:
-    with main:
+async def _drawn(place: ui.element, read_and_draw: Callable[[], Awaitable[None]]) -> None:
+    with place, _waiting():
         try:
-            await view.page.fill(view)
+            await read_and_draw()
         except RlakeError as error:
             show_error(str(error))
         except Exception as error:  # noqa: BLE001  the boundary of a page: the others go on
-            _log.exception("page %s", view.page.path)
-            show_error(f"this page failed with {type(error).__name__}: {error}")
-        finally:
-            if not view.client.is_deleted:
-                waiting.delete()
+            _log.exception("page %s", ui.context.client.page.path)
+            show_error(f"this failed with {type(error).__name__}: {error}")
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """Within the block, show that something is under way."""
-    shown = ui.element("div").classes("waiting")
+def _waiting() -> Iterator[None]:
+    """Within the block, which waits, show that something is under way, with a button to cancel it.
+
+    What it waits for ends as when the browser goes away; the page says that it was cancelled.
+    """
+    task, cancelled = asyncio.current_task(), False
+    began = monotonic()
+
+    def cancel() -> None:
+        nonlocal cancelled
+        if task is not None:
+            cancelled = task.cancel()
+
+    with ui.element("div").classes("waiting") as shown:
+        ui.element("i")
+        ui.button("Cancel", on_click=cancel).props("flat dense")
     try:
         yield
+    except asyncio.CancelledError:
+        if not cancelled or task is None:  # the browser went away
+            raise
+        task.uncancel()
+        text = f"Cancelled after {monotonic() - began:.0f} s."
+        ui.label(text).classes("soft").props("role=status")
     finally:
         # the browser may have gone away meanwhile, with all that was drawn for it
-        if not shown.client.is_deleted:
+        if not (shown.is_deleted or shown.client.is_deleted):
             shown.delete()
 
 

@@ -1,13 +1,11 @@
 """Queries of pages: off the event loop, shared by browsers, cancelled when nobody waits."""
 
 import asyncio
-import contextvars
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -15,8 +13,8 @@ import duckdb
 import pyarrow as pa
 
 from ...store import Store
-from ...store.errors import StarvedError
-from ...store.query import SQL_SECONDS, names_read, query_error
+from ...store.query import names_read, query_error
+from ...store.query_scope import QueryScope
 from ...store.schema import TABLES
 
 T = TypeVar("T")
@@ -24,7 +22,7 @@ _names_read = lru_cache(256)(names_read)
 MAX_ROWS = 1000
 """Rows of a result, unless a page asks for more."""
 SECONDS = 30.0
-"""Time of a query, in seconds."""
+"""Time of a query, or of a function with all its queries, in seconds."""
 _BATCH, _MAX_BYTES = 256, 64 << 20
 """Rows read at once, and bytes after which no more are read."""
 _CACHED, _CACHED_BYTES = 64, 4 << 20
@@ -33,7 +31,7 @@ _PACE, _YOUNGEST_SECONDS = 100, 0.9
 """How long a result with a `max_age` is used: so many times as it took, and at least so long."""
 _FRESH_SECONDS = 0.4
 """How long an answer about the tables' versions is used, in seconds."""
-_THREADS = {"page": 4, "call": 3, "label": 2, "console": 2, "live": 1, "state": 1}
+_THREADS = {"page": 4, "call": 3, "write": 2, "console": 2, "live": 1, "state": 1}
 """Threads by the kind of work, so that people's own SQL never holds up the pages.
 
 One for the curves of live pages and one for the states of runs: each thread opens the tables that
@@ -63,19 +61,9 @@ class Rows:
 class _Running:
     """A query that runs, and those who wait for it."""
 
+    scope: QueryScope
     future: "asyncio.Future[Rows]" = field(init=False)
     waiting: int = 0
-    cancelled: bool = False
-    interrupt: Callable[[], None] | None = None
-    """Interrupts it while it reads; None before and after, when the session serves others."""
-    lock: Lock = field(default_factory=Lock)
-
-    def stop(self) -> None:
-        """Interrupt it, if it reads now."""
-        self.cancelled = True
-        with self.lock:
-            if self.interrupt is not None:
-                self.interrupt()
 
 
 class Queries:
@@ -92,6 +80,7 @@ class Queries:
         self._seen: tuple[float, Mapping[str, int]] = -_FRESH_SECONDS, {}
         self._asking: asyncio.Future[Mapping[str, int]] | None = None
         self._running: dict[Any, _Running] = {}
+        self._scopes: set[QueryScope] = set()
         self._known: OrderedDict[Any, Rows] = OrderedDict()
         self._answers: OrderedDict[Any, tuple[float, asyncio.Future[Any]]] = OrderedDict()
         self._paced: OrderedDict[Any, tuple[float, Rows]] = OrderedDict()
@@ -144,10 +133,8 @@ class Queries:
             return known
         query = self._running.get(key)
         if query is None:
-            query = self._running[key] = _Running()
-            query.future = asyncio.get_running_loop().run_in_executor(
-                self._pools[pool], self._read, query, sql, limit, seconds
-            )
+            query = self._running[key] = _Running(QueryScope(seconds))
+            query.future = self._submit(pool, query.scope, lambda: self._read(sql, limit))
             query.future.add_done_callback(lambda _: self._ended(key, query))
         query.waiting += 1
         try:
@@ -159,7 +146,7 @@ class Queries:
             query.waiting -= 1
             if not query.waiting and not query.future.done():
                 self._running.pop(key, None)
-                _interrupt(query)
+                query.scope.cancel()
 
     def _pace(self, key: Any, found: Rows, longest: float) -> None:
         age = min(max(_PACE * found.seconds, _YOUNGEST_SECONDS), longest)
@@ -178,27 +165,32 @@ class Queries:
             while len(self._known) > _CACHED:
                 self._known.popitem(last=False)
 
-    def _read(self, query: _Running, sql: str, limit: int, seconds: float) -> Rows:
-        def hold(interrupt: Callable[[], None]) -> None:
-            with query.lock:
-                query.interrupt = interrupt
-
+    def _read(self, sql: str, limit: int) -> Rows:
         began = monotonic()
-        if query.cancelled:
-            raise StarvedError("the query was cancelled before it began")
-        try:
-            relation = self.store.sql(sql, timeout=seconds, interruptible=hold)
-            columns, types = relation.columns, [str(t) for t in relation.types]
-            reader = relation.limit(limit + 1).to_arrow_reader(_BATCH)
-            rows, nbytes = _taken(reader, limit)
-        except duckdb.Error as error:
-            raise query_error(error) from error
-        finally:
-            with query.lock:
-                query.interrupt = None
+        relation = self.store.sql(sql)
+        columns, types = relation.columns, [str(t) for t in relation.types]
+        reader = relation.limit(limit + 1).to_arrow_reader(_BATCH)
+        rows, nbytes = _taken(reader, limit)
         is_cut = len(rows) > limit or nbytes > _MAX_BYTES
         took = monotonic() - began
         return Rows(columns, types, rows[:limit], is_cut, nbytes, took)
+
+    def _submit(
+        self, pool: str, scope: QueryScope, function: Callable[[], T]
+    ) -> "asyncio.Future[T]":
+        """Call a function in a thread, within a scope; it ends when the scope is cancelled."""
+
+        def scoped() -> T:
+            try:
+                with scope:
+                    return function()
+            except duckdb.Error as error:
+                raise query_error(error) from error
+            finally:
+                self._scopes.discard(scope)
+
+        self._scopes.add(scope)
+        return asyncio.get_running_loop().run_in_executor(self._pools[pool], scoped)
 
     async def shared(self, key: Any, function: Callable[..., T], *args: Any, max_age: float) -> T:
         """Return what a function returns, or returned for that key a moment ago."""
@@ -214,33 +206,33 @@ class Queries:
         return await asyncio.shield(known[1])
 
     async def call(self, function: Callable[..., T], *args: Any, pool: str = "call") -> T:
-        """Return what a function returns, called in a thread; its queries end after `SECONDS` each.
+        """Return what a function returns, called in a thread.
 
-        Raises StarvedError for one that does.
+        Raises StarvedError after `SECONDS`. When the caller is cancelled, the queries of the
+        function are too; what it computes between them goes on.
         """
-
-        def limited() -> T:
-            SQL_SECONDS.set(SECONDS)
-            try:
-                return function(*args)
-            except duckdb.Error as error:
-                raise query_error(error) from error
-
-        # a context of its own, or the limit would stay in the thread
-        run = contextvars.copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._pools[pool], run, limited)
+        scope = QueryScope(SECONDS, what="the question")
+        future = self._submit(pool, scope, lambda: function(*args))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # asked for its error in any case, or asyncio logs that of one that nobody waits for
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+        finally:
+            scope.cancel()
 
     async def keep(self, function: Callable[[], T]) -> T:
-        """Return what a function returns that stores labels: it goes on when nobody waits for it.
+        """Return what a function returns that writes: it goes on when nobody waits for it.
 
-        It has threads of its own, so that people who label wait for no audit.
+        It has no limit of time, and threads of its own, so that people who label wait for no audit.
         """
-        return await asyncio.shield(self.call(function, pool="label"))
+        return await asyncio.shield(self._submit("write", QueryScope(), function))
 
     def close(self) -> None:
-        """Interrupt what runs."""
-        for query in list(self._running.values()):
-            query.stop()
+        """Cancel what runs."""
+        for scope in list(self._scopes):
+            scope.cancel()
         for pool in (*self._pools.values(), self._clock):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -264,11 +256,3 @@ def _plain(column: pa.Array) -> list[Any]:
         return values
     to = int if column.type.scale == 0 else float
     return [None if value is None else to(value) for value in values]
-
-
-def _interrupt(query: _Running) -> None:
-    """Interrupt a query until it ends: DuckDB forgets an interrupt before it begins to read."""
-    if query.future.done():
-        return
-    query.stop()
-    asyncio.get_running_loop().call_later(0.05, _interrupt, query)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from support.browser import Page
+from support.studio import Address
 
 from rlake.store import Store
 
@@ -17,7 +18,7 @@ class Shown:
     """A store with a run, the studio over it, and a browser."""
 
     store: Store
-    url: str
+    url: Address
     page: Page
 
     def __post_init__(self) -> None:

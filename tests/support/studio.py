@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import httpx
 from websockets.exceptions import ConnectionClosed
@@ -113,3 +113,21 @@ def cpu_seconds(process: int) -> float:
     """Return the CPU time that a process has used, with the children that it waited for."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_at_rest(process: int) -> bool:
+    """Return whether a process computes nothing, seen over a second.
+
+    A thread that computes is runnable at each look, however many others want the processors.
+    """
+    busy = 0
+    for _ in range(20):
+        stats = Path(f"/proc/{process}/task").glob("*/stat")
+        busy += any(one.read_text().rpartition(")")[2].split()[0] == "R" for one in stats)
+        Event().wait(0.05)
+    return busy < 10
+
+
+def rests(process: int) -> bool:
+    """Return whether a process comes to rest within 15 s, half the time of a question."""
+    return any(is_at_rest(process) for _ in range(15))

@@ -1,17 +1,16 @@
 """What a run's stored history answers: the audits, and the expectations that were checked."""
 
-import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nicegui import ui
 
-from ....store.errors import RlakeError
 from ....store.query import literal
 from ...audits import bias, drop, oddities, off_policy, value
 from ...audits.drop import parse_steps
-from ..frame import View, page, show_error, waiting
+from ..frame import View, page
 from ..widgets import empty, grid, heading, number, records, same_as, text, title
 
 _RUNS = """SELECT run_id FROM job_events WHERE job <> 'evaluate'
@@ -40,7 +39,9 @@ async def show(view: View) -> None:
         chooser = ui.select(list(dict.fromkeys([run_id, *runs])), value=run_id, label="Run")
         chooser.on_value_change(lambda event: view.go(run=event.value, steps="", against=""))
         chooser.props("outlined dense").style("width: 340px")
-        await _audits(view, run_id)
+        if not view["steps"]:
+            view.params |= await _halves(view, run_id)
+        _audits(view, run_id)
     else:
         empty("No run to audit yet: `rlake run grpo_arithmetic` makes one.")
     checked = _EXPECTATIONS.format(f" WHERE run_id = {literal(run_id)}" if view["run"] else "")
@@ -54,28 +55,25 @@ async def show(view: View) -> None:
     same_as(sql=checked, command="\n".join(_commands(view, run_id or "RUN")))
 
 
-async def _audits(view: View, run_id: str) -> None:
+def _audits(view: View, run_id: str) -> None:
     """Ask all audits at once; each shows its answer when it has one."""
-    if not view["steps"]:
-        view.params |= await _halves(view, run_id)
     with ui.element("div").classes("two"):
-        trained, odd = _card("Trained on and sampled"), _card("Rewards and texts")
-    changed = _card("Why did the reward change?")
-    with changed:
-        _form(view, "steps", "against")
-    elsewhere = _card("What would a rule or another policy have earned?")
-    with elsewhere:
-        _form(view, "weight", "target", "where", "reward")
-    moved = _card("Which rows moved the policy most?")
-    with moved:
-        _form(view, "runs")
-    await asyncio.gather(
-        _fill(trained, lambda: _bias(view, run_id)),
-        _fill(odd, lambda: _oddities(view, run_id)),
-        _fill(changed, lambda: _drop(view, run_id)),
-        _fill(elsewhere, lambda: _off_policy(view, run_id)),
-        _fill(moved, lambda: _value(view, run_id)),
-    )
+        _audit(view, "Trained on and sampled", _bias, run_id)
+        _audit(view, "Rewards and texts", _oddities, run_id)
+    _audit(view, "Why did the reward change?", _drop, run_id, "steps", "against")
+    rules = ("weight", "target", "where", "reward")
+    _audit(view, "What would a rule or another policy have earned?", _off_policy, run_id, *rules)
+    _audit(view, "Which rows moved the policy most?", _value, run_id, "runs")
+
+
+def _audit(
+    view: View, name: str, ask: Callable[[View, str], Awaitable[None]], run_id: str, *fields: str
+) -> None:
+    with _card(name):
+        if fields:
+            _form(view, *fields)
+        answer = ui.element("div").style("display: contents")
+    view.draw(answer, partial(ask, view, run_id))
 
 
 async def _halves(view: View, run_id: str) -> dict[str, str]:
@@ -109,14 +107,6 @@ def _form(view: View, *names: str) -> None:
             fields[name] = ui.input(label=_FIELDS[name], value=view[name])
             fields[name].props("outlined dense").classes("fill").on("keydown.enter", ask)
         ui.button("Ask", on_click=ask).props("outline")
-
-
-async def _fill(card: ui.element, ask: Callable[[], Awaitable[None]]) -> None:
-    with card, waiting():
-        try:
-            await ask()
-        except RlakeError as error:  # of one audit; the others answer
-            show_error(str(error))
 
 
 def _says(findings: Sequence[str], silent: str, facts: Sequence[str] = ()) -> None:

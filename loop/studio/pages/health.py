@@ -39,7 +39,7 @@ async def show(view: View) -> None:
         async def maintain() -> None:
             button.disable()
             try:
-                done = await view.call(view.store.maintain)
+                done = await view.write(view.store.maintain)
                 ui.notify(done.busy or f"done in {done.seconds:.1f} s")
             except RlakeError as error:
                 notify_error(error)

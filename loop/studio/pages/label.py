@@ -241,7 +241,7 @@ class _Form:
         """Do something in a thread; return whether it could be done, and the browser is there."""
         self._busy = True
         try:
-            await self._view.studio.queries.keep(work)
+            await self._view.write(work)
         except RlakeError as error:
             notify_error(error)
             return False

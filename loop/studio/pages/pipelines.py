@@ -13,9 +13,9 @@ from ....operators.apply import Applied
 from ....operators.invariants import id_column
 from ....operators.resolve import public, resolve
 from ....store import Store
-from ....store.errors import ConfigError, NotFoundError, RlakeError
+from ....store.errors import ConfigError, NotFoundError
 from ....store.query import literal
-from ..frame import View, address, page, show_error, waiting
+from ..frame import View, address, page
 from ..graph import Box, graph
 from ..queries import Rows
 from ..widgets import empty, facts, grid, heading, number, records, same_as, text, title
@@ -167,15 +167,13 @@ def _form(view: View) -> None:
         about.set_text(f"{function.kind}: {said}")
         params.set_value("where: reward > 0" if name.value == "keep" else "")
 
-    async def preview() -> None:
+    async def tried() -> None:
+        spec = {name.value: _parameters(params.value)}
+        await _preview(view, spec, query.value or _SELECT)
+
+    def preview() -> None:
         view.remember(operator=name.value, params=params.value, q=query.value)
-        result.clear()
-        with result, waiting():
-            try:
-                spec = {name.value: _parameters(params.value)}
-                await _preview(view, spec, query.value or _SELECT)
-            except RlakeError as error:
-                show_error(str(error))
+        view.draw(result, tried)
 
     name.on_value_change(describe)
     if view.studio.can_write:

@@ -140,7 +140,7 @@ def _create(view: View) -> None:
     async def create() -> None:
         name, said = str(field.value or "").strip(), str(note.value or "").strip() or None
         try:
-            await view.call(lambda: view.store.snapshot(name, note=said))
+            await view.write(lambda: view.store.snapshot(name, note=said))
         except RlakeError as error:
             notify_error(error)
             return
@@ -174,7 +174,7 @@ async def _restore(view: View, name: str) -> None:
         return view.store.restore(name, force=all_killed(view.store))
 
     try:
-        done = await view.call(restore)
+        done = await view.write(restore)
     except RlakeError as error:
         show_error(str(error))
         return

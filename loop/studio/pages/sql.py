@@ -1,17 +1,16 @@
 """SQL: an editor that knows our tables, results as a grid or a chart, the plan, saved queries."""
 
-import asyncio
 import json
 import shlex
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from nicegui import ui
 
-from ....store.errors import RlakeError
 from ....store.query import view_names
 from ....store.schema import TABLES
-from ..frame import View, address, page, show_error, waiting
+from ..frame import View, address, page
 from ..queries import Rows
 from ..widgets import Series, cell, chart, empty, grid, number, same_as, text, title
 
@@ -57,24 +56,15 @@ async def show(view: View) -> None:
     ui.run_javascript(
         f"if (document.querySelector('{theme}')) getElement({editor.id}).setTheme('githubDark')"
     )
-    running: list[asyncio.Task[None]] = []
 
-    async def run(how: str) -> None:
-        stop()
+    def run(how: str) -> None:
         view.remember(q=editor.value, **{"as": how if how != "grid" else None})
-        task = asyncio.ensure_future(_result(view, result, editor.value, how))
-        running.append(task)
-        view.keep(task)
-
-    def stop() -> None:
-        while running:
-            running.pop().cancel()
+        view.draw(result, partial(_result, view, editor.value, how))
 
     with ui.element("div").classes("bar"):
         ui.button("Run", on_click=lambda: run("grid")).props("unelevated").tooltip("Ctrl-Enter")
         ui.button("Chart", on_click=lambda: run("chart")).props("outline")
         ui.button("Explain", on_click=lambda: run("plan")).props("outline")
-        ui.button("Stop", on_click=stop).props("flat")
         ui.element("div").classes("fill")
         with ui.button("Examples").props("flat"), ui.menu():
             for name, query in EXAMPLES.items():
@@ -83,36 +73,25 @@ async def show(view: View) -> None:
     editor.map_key("Mod-Enter", lambda: run("grid"))
     result = ui.element("div")
     if view["q"]:
-        await run(view["as"] or "grid")
+        run(view["as"] or "grid")
 
 
-async def _result(view: View, place: ui.element, query: str, how: str) -> None:
-    place.clear()
-    with place:
-        began = asyncio.get_running_loop().time()
-        asked = f"EXPLAIN {query}" if how == "plan" else query
-        try:
-            with waiting():
-                found = await view.rows(asked, limit=_LIMIT, seconds=SECONDS, pool="console")
-        except asyncio.CancelledError:
-            ui.label("Stopped.").classes("soft")
-            return
-        except RlakeError as error:
-            show_error(str(error))
-            return
-        seconds = asyncio.get_running_loop().time() - began
-        first = "the first " if found.is_cut else ""
-        note = f"{first}{number(len(found.rows))} rows in {seconds:.2f} s"
-        ui.label(note).classes("soft")
-        if how == "plan":
-            text("pre", "\n".join(str(row[-1]) for row in found.rows))
-        elif not found.rows:
-            empty("No row matches.")
-        elif how == "chart":
-            _chart(found)
-        else:
-            grid(found, links=_links(found), max_height=640)
-        same_as(command=f"rlake sql {shlex.quote(query)}")
+async def _result(view: View, query: str, how: str) -> None:
+    began = monotonic()
+    asked = f"EXPLAIN {query}" if how == "plan" else query
+    found = await view.rows(asked, limit=_LIMIT, seconds=SECONDS, pool="console")
+    first = "the first " if found.is_cut else ""
+    note = f"{first}{number(len(found.rows))} rows in {monotonic() - began:.2f} s"
+    ui.label(note).classes("soft")
+    if how == "plan":
+        text("pre", "\n".join(str(row[-1]) for row in found.rows))
+    elif not found.rows:
+        empty("No row matches.")
+    elif how == "chart":
+        _chart(found)
+    else:
+        grid(found, links=_links(found), max_height=640)
+    same_as(command=f"rlake sql {shlex.quote(query)}")
 
 
 def _links(found: Rows) -> list[str | None] | None:

@@ -1,6 +1,7 @@
 """The pages about a run's history and the store's data, in a real browser."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
@@ -9,7 +10,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from support.browser import browser
 from support.shown import ERRORS, SETTLED, Shown
-from support.studio import HOSTILE, hostile_rollouts, studio
+from support.studio import HOSTILE, HOUR, hostile_rollouts, is_at_rest, rests, studio
 
 import rlake
 from rlake.loop.audits import bias, drop, off_policy, value
@@ -83,6 +84,33 @@ def test_an_audit_that_cannot_answer_says_why_and_the_others_answer(shown: Shown
     address = f"/audits?run={RUN}&steps=9:1&against=1&weight={quote('rewrd > 0')}"
     opened(shown, address, "must be two steps", "names a column `rewrd`", "differ from")
     opened(shown, f"/audits?run={quote(HOSTILE)}", "has trained no step")
+
+
+ENDLESS = f"/audits?{urlencode({'run': RUN, 'weight': 'reward', 'where': f'({HOUR}) > 0'})}"
+"""The audits of a run, of which one takes hours."""
+
+
+def test_cancel_ends_an_audit_and_its_place_says_so(shown: Shown) -> None:
+    asking = "document.querySelectorAll('main .waiting').length === 1"
+    shown.page.go(shown.url + ENDLESS)
+    shown.page.wait(f"document.querySelector('main').innerText.includes('Mean reward') && {asking}")
+    assert not is_at_rest(shown.url.process)
+    click(shown, ".waiting button", "Cancel")
+    shown.page.wait("document.querySelector('main [role=status]')")
+    said = shown.page.value("document.querySelector('main [role=status]').innerText")
+    assert re.fullmatch(r"Cancelled after \d+ s\.", said)
+    assert shown.page.value(SETTLED)
+    assert rests(shown.url.process), "its query goes on"
+    assert (shown.page.value(ERRORS), shown.mistakes()) == ("", [])
+    opened(shown, f"/audits?run={RUN}&weight=reward", "worth")
+
+
+def test_a_browser_that_goes_away_ends_its_question(shown: Shown) -> None:
+    shown.page.go(shown.url + ENDLESS)
+    shown.page.wait("document.querySelectorAll('main .waiting').length === 1")
+    assert not is_at_rest(shown.url.process)
+    shown.page.go("about:blank")
+    assert rests(shown.url.process), "its query goes on"
 
 
 def test_a_policy_leads_to_its_rows_and_a_rollout_to_its_policies(shown: Shown) -> None:

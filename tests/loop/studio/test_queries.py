@@ -44,7 +44,7 @@ def test_a_query_that_nobody_waits_for_is_interrupted(store: Store) -> None:
         [running] = queries._running.values()  # pyright: ignore[reportPrivateUsage]
         two[0].cancel()
         await asyncio.wait([two[0]])
-        assert not running.cancelled, "one still waits"
+        running.scope.check()  # one still waits
         two[1].cancel()
         # bounded: an interrupt takes milliseconds, and the query hours
         await asyncio.wait([running.future], timeout=60)
@@ -70,6 +70,28 @@ def test_functions_end_with_their_queries_and_leave_the_pages_their_threads(
 
     asyncio.run(ask())
     assert store.sql(COUNT).fetchall() == [(0,)], "the limit is of the function alone"
+    queries.close()
+
+
+def test_a_function_that_nobody_waits_for_ends_with_its_query(store: Store) -> None:
+    queries, ended = Queries(store), Event()
+
+    def endless() -> None:
+        try:
+            while True:
+                store.sql(HOUR).fetchall()
+        finally:
+            ended.set()
+
+    async def leave() -> None:
+        audit = asyncio.ensure_future(queries.call(endless))
+        done, _ = await asyncio.wait([audit], timeout=0.5)
+        assert not done, "it takes longer than this"
+        audit.cancel()
+        assert await asyncio.to_thread(ended.wait, 60), "bounded: an interrupt takes milliseconds"
+        assert await queries.call(store.count, "experiences") == 0
+
+    asyncio.run(leave())
     queries.close()
 
 
