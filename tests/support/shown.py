@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from time import monotonic
 from urllib.parse import quote
 
 from support.browser import Page
@@ -10,6 +11,8 @@ from support.studio import Address
 from rlake.store import Store
 
 ERRORS = "[...document.querySelectorAll('main .error')].map(e => e.innerText).join('')"
+RECIPE = "grpo_digits"
+SAME = "document.querySelector('main .same') !== null"
 SETTLED = "document.querySelector('main') && !document.querySelector('main .waiting')"
 
 
@@ -54,18 +57,45 @@ class Shown:
             "/tasks": "Solved lately",
             f"/tasks?run={run}": "Forgotten",
             "/health": "rows not indexed",
-            f"/sql?q={steps}": "3 rows in",
-            f"/sql?q={steps}&as=chart": "3 rows in",
+            f"/audits?run={run}": "sampled rows: trained",
+            f"/curriculum?run={run}": "Different tasks in a batch",
+            f"/lineage?run={run}": "In numbers",
+            f"/lineage?experience={quote(one)}": "drawn in step",
+            "/pipelines": "Try an operator",
+            "/snapshots": "What changed",
+            f"/new?recipe={RECIPE}": "Valid",
+            "/rewards": "Compared with",
+            f"/sql?q={steps}": "rows in",
+            f"/sql?q={steps}&as=chart": "rows in",
             f"/sql?q={steps}&as=plan": "Order By",
         }
 
-    def open_every_page(self, run: str) -> None:
-        """Open each page; it shows what it is for, and no error."""
+    def open_every_page(self, run: str) -> dict[str, float]:
+        """Open each page; it shows what it is for, the SQL or command for it, and no error.
+
+        Return the seconds after which the first content of each was there.
+        """
+        seconds = {}
         for address, told in self.addresses(run).items():
-            self.go(address)
+            seconds[address] = self.first_content(address)
             self.page.wait(f"document.querySelector('main').innerText.includes({json.dumps(told)})")
+            self.page.wait(SETTLED)
             assert self.mistakes() == [], address
             assert self.page.value(ERRORS) == ""
+            assert address == "/sql" or self.page.value(SAME), address
+        return seconds
+
+    def first_content(self, address: str) -> float:
+        """Open a page; return the seconds until it shows something."""
+        self.page.events.clear()
+        path = address.partition("?")[0]
+        at = "location.pathname !== '/'" if path == "/" else f"location.pathname === '{path}'"
+        # not the page before it, which may be the same
+        self.page.value("document.querySelector('main')?.remove()")
+        began = monotonic()
+        self.page.ask("Page.navigate", url=self.url + address)
+        self.page.wait(f"{at} && document.querySelector('main .title')")
+        return monotonic() - began
 
     def mistakes(self) -> list[object]:
         """Return what the page did wrong since it was opened: errors, and requests elsewhere."""
