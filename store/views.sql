@@ -222,6 +222,65 @@ CREATE OR REPLACE VIEW outcomes AS
 CREATE OR REPLACE MACRO effective_sample_size(weight) AS
     coalesce(sum(weight) ** 2 / nullif(sum(weight ** 2), 0), 0.0);
 
+-- The length of a response: in tokens, of rows of text in characters.
+CREATE OR REPLACE MACRO response_length(num_tokens, prompt_length, response_text) AS
+    coalesce(num_tokens - prompt_length, len(response_text));
+
+-- Draws that trained a row, with what the row is: `reward` as it was drawn, and `length` of the response.
+CREATE OR REPLACE VIEW trained_rows AS
+    SELECT d.run_id, d.step, d.position, d.experience_id, e.group_id, e.task_id, t.taskset, e.source, e.engine,
+           e.finish_reason, e.policy_version, d.lag, d.epoch, d.weight, d.advantage,
+           response_length(e.num_tokens, e.prompt_length, e.response_text) AS length,
+           as_drawn(d.replaced, 'reward', e.reward)::DOUBLE AS reward, e.rewards
+    FROM draws_current d JOIN experiences e USING (experience_id) LEFT JOIN tasks t ON e.task_id = t.task_id
+    WHERE d.weight <> 0;
+
+-- What the bins of a split explain of how a mean changed; n and m are a bin's rows and mean before, n2 and
+-- m2 after, and all bins are in one result. The first is what the bin's own mean changed, the second what
+-- came of its share of the rows growing or shrinking; the sum of both over all bins is the whole change.
+CREATE OR REPLACE MACRO change_within(n, m, n2, m2) AS
+    (n / sum(n) OVER () + n2 / sum(n2) OVER ()) / 2 * coalesce(m2 - m, 0);
+
+-- See change_within.
+CREATE OR REPLACE MACRO change_mix(n, m, n2, m2) AS
+    (n2 / sum(n2) OVER () - n / sum(n) OVER ()) * ((coalesce(m, m2) + coalesce(m2, m)) / 2
+        - (sum(n * m) OVER () / sum(n) OVER () + sum(n2 * m2) OVER () / sum(n2) OVER ()) / 2);
+
+-- The log-prob of the tokens that were sampled, those of `loss_mask`; NULL if there are none.
+CREATE OR REPLACE MACRO sampled_logprob(logprobs, loss_mask) AS
+    list_sum(list_transform(list_filter(logprobs, lambda x, i: loss_mask[i]), lambda x: x::DOUBLE));
+
+-- How much likelier a row is under another policy than under the one that sampled it. The mean over
+-- rows of importance_weight * reward estimates what that policy would have earned.
+CREATE OR REPLACE MACRO importance_weight(target_logprobs, logprobs, loss_mask) AS
+    exp(sampled_logprob(target_logprobs, loss_mask) - sampled_logprob(logprobs, loss_mask));
+
+-- The sum of 1 - p over the tokens that were sampled: within a factor of sqrt(2) of the gradient's norm
+-- of their logits, where it is one token. abs(weight * advantage) times it is the push of a draw.
+CREATE OR REPLACE MACRO doubt(logprobs, loss_mask) AS
+    list_sum(list_transform(list_filter(logprobs, lambda x, i: loss_mask[i]),
+        lambda x: -2 * exp(x::DOUBLE / 2) * sinh(x::DOUBLE / 2))); -- without the digits that 1 - exp(x) loses
+
+-- Whether a text of 50 words or more repeats itself: at most a fifth of them are different.
+CREATE OR REPLACE MACRO is_repetitive(text) AS
+    len(string_split(text, ' ')) >= 50
+        AND len(list_distinct(string_split(text, ' '))) <= len(string_split(text, ' ')) / 5;
+
+-- Whether nothing stands between <think> and </think>.
+CREATE OR REPLACE MACRO has_empty_thought(text) AS regexp_matches(text, '<think>\s*</think>');
+
+-- Whether a text has three letters in a row of a script that its prompt does not have: Han, Kana, Hangul,
+-- Cyrillic, Arabic, Hebrew or Devanagari.
+CREATE OR REPLACE MACRO has_other_script(text, prompt) AS
+    (regexp_matches(text, '\p{Han}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Han}')
+     OR regexp_matches(text, '\p{Hiragana}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Hiragana}')
+     OR regexp_matches(text, '\p{Katakana}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Katakana}')
+     OR regexp_matches(text, '\p{Hangul}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Hangul}')
+     OR regexp_matches(text, '\p{Cyrillic}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Cyrillic}')
+     OR regexp_matches(text, '\p{Arabic}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Arabic}')
+     OR regexp_matches(text, '\p{Hebrew}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Hebrew}')
+     OR regexp_matches(text, '\p{Devanagari}{3}') AND NOT regexp_matches(coalesce(prompt, ''), '\p{Devanagari}'));
+
 -- The newest value of each name of a task, values taken back left out.
 CREATE OR REPLACE VIEW task_values_current AS
     SELECT * FROM (

@@ -15,7 +15,7 @@ from ...store import Store
 from ...store.errors import JobError, QueryError
 from ...store.query import literal
 from .clustered import ALPHA, Z, p_value, two_means
-from .history import LENGTH, NONE, named, of_run, quintiles, share
+from .history import NONE, named, of_run, quintiles, share
 
 DIMENSIONS = (
     *("taskset", "task_id", "finish_reason", "length", "lag", "policy_version"),
@@ -120,16 +120,12 @@ def drop(store: Store, run_id: str, steps: tuple[int, int], against: tuple[int, 
 def _rows(
     store: Store, run_id: str, steps: tuple[int, int], against: tuple[int, int]
 ) -> pl.DataFrame:
-    ranges = [f"d.step BETWEEN {first} AND {last}" for first, last in (steps, against)]
+    ranges = [f"step BETWEEN {first} AND {last}" for first, last in (steps, against)]
     found = store.sql(
         f"""
-        SELECT d.step BETWEEN {steps[0]} AND {steps[1]} AS is_after, e.group_id, e.task_id,
-               t.taskset, e.source, e.engine, e.finish_reason, e.policy_version, d.lag,
-               {LENGTH} AS length, as_drawn(d.replaced, 'reward', e.reward)::DOUBLE AS reward,
-               e.rewards
-        FROM draws_current d JOIN experiences e USING (experience_id)
-        LEFT JOIN tasks t ON e.task_id = t.task_id
-        WHERE d.run_id = {literal(run_id)} AND ({ranges[0]} OR {ranges[1]})
+        SELECT step BETWEEN {steps[0]} AND {steps[1]} AS is_after, group_id, task_id, taskset,
+               source, engine, finish_reason, policy_version, lag, length, reward, rewards
+        FROM trained_rows WHERE run_id = {literal(run_id)} AND ({ranges[0]} OR {ranges[1]})
         """
     ).pl()
     if max(steps[0], against[0]) <= min(steps[1], against[1]):

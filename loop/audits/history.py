@@ -6,7 +6,7 @@ from ...store import Store
 from ...store.errors import JobError, NotFoundError, nearest
 from ...store.query import literal
 
-LENGTH = "coalesce(e.num_tokens - e.prompt_length, len(e.response_text))"
+LENGTH = "response_length(e.num_tokens, e.prompt_length, e.response_text)"
 """SQL of a response's length: in tokens, of rows of text in characters."""
 MOST_BINS = 50
 """Bins of a column of names; rarer names are counted together."""

@@ -29,7 +29,6 @@ MANY_GROUPS = 0.05
 """Agreement on a wrong answer is a finding from this share of groups on."""
 _LONG_TEXT = 30
 """Characters from which on two equal texts are no coincidence of short answers."""
-_SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Cyrillic", "Arabic", "Hebrew", "Devanagari")
 _TAGS = (("<answer>", r"(?s)<answer>(.*?)</answer>"), (r"\boxed", r"\\boxed\{([^{}]*)\}"))
 _SHOWN = 5
 
@@ -95,25 +94,19 @@ def oddities(store: Store, run_id: str) -> Oddities:
 
 def _rows(store: Store, run_id: str) -> pl.DataFrame:
     text, prompt = "coalesce(e.response_text, '')", "coalesce(e.prompt_text, '')"
-    scripts = " OR ".join(
-        rf"(regexp_matches({text}, '\p{{{s}}}{{3}}') AND NOT regexp_matches({prompt}, '\p{{{s}}}'))"
-        for s in _SCRIPTS
-    )
-    words = f"string_split({text}, ' ')"
     tags = ", ".join(f"contains({text}, {literal(tag)}) AS tag_{i}" for i, (tag, _) in _numbered())
     answers = ", ".join(
         f"nullif(regexp_extract({text}, {literal(pattern)}, 1), '')" for _, pattern in _TAGS
     )
     found = store.sql(
-        rf"""
+        f"""
         SELECT e.experience_id, e.task_id, e.group_id, e.reward, e.rewards,
                coalesce(e.batch, e.policy_version, 0) AS at, {LENGTH}::DOUBLE AS length,
                CASE WHEN len({text}) >= {_LONG_TEXT} THEN hash({text}) END AS text_hash,
                hash(trim(coalesce({answers}, {text}))) AS answer_hash,
-               len({words}) >= 50 AND len(list_distinct({words})) <= len({words}) / 5
-                   AS "repetition",
-               {scripts} AS "other script",
-               regexp_matches({text}, '<think>\s*</think>') AS "empty thought",
+               is_repetitive({text}) AS "repetition",
+               has_other_script({text}, {prompt}) AS "other script",
+               has_empty_thought({text}) AS "empty thought",
                e.reward >= 1 AND trim({text}) = '' AND e.messages IS NULL AS "empty answer",
                {tags}
         FROM experiences_current e WHERE e.run_id = {literal(run_id)} AND e.purpose = 'train'

@@ -95,12 +95,9 @@ def value(store: Store, run_id: str, *, against: Sequence[str] = ()) -> DataValu
 def _draws(store: Store, run_id: str) -> pl.DataFrame:
     found = store.sql(
         f"""
-        SELECT d.experience_id, d.step, e.group_id, e.task_id, t.taskset, e.source, e.engine, d.lag,
-               d.epoch, as_drawn(d.replaced, 'reward', e.reward)::DOUBLE AS reward, d.advantage,
-               abs(d.weight * coalesce(d.advantage, 1.0)) AS credit
-        FROM draws_current d JOIN experiences e USING (experience_id)
-        LEFT JOIN tasks t ON e.task_id = t.task_id
-        WHERE d.run_id = {literal(run_id)} AND d.weight <> 0 ORDER BY d.step, d.position
+        SELECT experience_id, step, group_id, task_id, taskset, source, engine, lag, epoch, reward,
+               advantage, abs(weight * coalesce(advantage, 1.0)) AS credit
+        FROM trained_rows WHERE run_id = {literal(run_id)} ORDER BY step, position
         """
     ).pl()
     return found.with_columns(named(column) for column in DIMENSIONS)

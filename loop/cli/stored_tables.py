@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 VIEWS = {
     "groups": "a group: mean, spread and pass rate of its rewards",
     "steps": "an optimizer step: what it was trained on",
+    "trained_rows": "a draw that trained a row: its step, and what the row is",
     "outcomes": "a row that a run sampled to train on: what became of it",
     "backlog": "a run: how many of its rows are fresh, stale, undrawn",
     "draws_current": "a draw that counts: superseded attempts left out",
@@ -39,6 +40,15 @@ VIEWS = {
 
 MACROS = {
     "pass_at_k(n, c, k)": "pass@k: chance that one of k of n rollouts is correct, if c of n are",
+    "change_within(n, m, n2, m2)": "what a bin's own mean explains of how the whole mean changed",
+    "change_mix(n, m, n2, m2)": "what a bin's share of the rows explains of it",
+    "sampled_logprob(logprobs, loss_mask)": "the log-prob of the sampled tokens of a row",
+    "importance_weight(target_logprobs, logprobs, loss_mask)": "how much likelier a row is there",
+    "doubt(logprobs, loss_mask)": "the sum of 1 - p over the sampled tokens",
+    "is_repetitive(text)": "whether at most a fifth of the words of a text are different",
+    "has_empty_thought(text)": "whether nothing stands between <think> and </think>",
+    "has_other_script(text, prompt)": "whether a text has letters of another script",
+    "response_length(num_tokens, prompt_length, response_text)": "in tokens, of text in characters",
     "effective_sample_size(weight)": "how many rows of equal weight the rows are worth (Kish)",
     "pass_hat_k(n, c, k)": "pass^k: chance that all of k of n rollouts are correct, if c of n are",
 }

@@ -1,6 +1,7 @@
 """`rlake audit drop`: what explains a change of the mean reward between two ranges of steps."""
 
 import json
+import math
 from collections import defaultdict
 
 import pytest
@@ -116,3 +117,35 @@ def test_a_reward_that_never_changes_is_no_division_by_zero(store: Store) -> Non
     found = drop(history.write(store), "r", (3, 4), (1, 2))
     assert (found.change, found.findings, found.p) == (0.0, [], 1.0)
     json.dumps(vars(found))
+
+
+SPLIT = """
+WITH bins AS (
+    SELECT taskset AS bin,
+           count(*) FILTER (step <= 10) AS n, avg(reward) FILTER (step <= 10) AS m,
+           count(*) FILTER (step > 10) AS n2, avg(reward) FILTER (step > 10) AS m2
+    FROM trained_rows WHERE run_id = 'r' AND isfinite(reward) GROUP BY bin)
+SELECT bin, change_within(n, m, n2, m2), change_mix(n, m, n2, m2) FROM bins
+"""
+
+
+def test_a_change_is_split_as_the_audit_splits_it(store: Store) -> None:
+    history = History(5)
+    # fewer rows of one taskset, and one that is only there later
+    history.rows = [
+        row
+        for row in history.rows
+        if row["batch"] <= 10
+        or history.taskset[row["task_id"]] == "hard"
+        or row["group_id"].endswith("1")
+    ]
+    history.change(lambda r: r["batch"] > 15 and r["group_id"].endswith("7"), task_id="gone")
+    history.write(store)
+    found = drop(store, "r", (11, 20), (1, 10))
+    own = {r["bin"]: (r["within"], r["mix"]) for r in found.splits if r["dimension"] == "taskset"}
+    bins = {bin or "(none)": parts for bin, *parts in store.sql(SPLIT).fetchall()}
+    assert len(bins) == 3
+    assert bins.keys() == own.keys()
+    for name, parts in bins.items():
+        assert parts == pytest.approx(own[name], abs=1e-9)
+    assert math.fsum(x for parts in bins.values() for x in parts) == pytest.approx(found.change)

@@ -137,3 +137,24 @@ def test_unknown_runs_and_runs_without_rows_say_so(store: Store) -> None:
     history.write(store)
     with pytest.raises(JobError, match="has sampled no row"):
         oddities(store, "r")
+
+
+def test_odd_texts_are_those_of_the_audit(store: Store) -> None:
+    history = History(2, groups=20)
+    texts = {
+        "is_repetitive(response_text)": "so so we get " * 30,
+        "has_other_script(response_text, prompt_text)": "it is \u7b54\u6848\u662f\u56db, so 4",
+        "has_empty_thought(response_text)": "<think>\n\n</think> 4",
+    }
+    for number, text in enumerate(texts.values()):
+        end = f"{number:04d}"
+        history.change(lambda r, end=end: r["group_id"].endswith(end), response_text=text)
+    history.write(store)
+    shares = {row["oddity"]: row["late"] for row in oddities(store, "r").odd}
+    flags = store.sql(
+        f"SELECT {', '.join(f'avg({call}::INT)' for call in texts)} FROM experiences "
+        "WHERE run_id = 'r' AND batch > 10"
+    ).fetchall()[0]
+    names = ("repetition", "other script", "empty thought")
+    assert flags == pytest.approx([shares[name] for name in names])
+    assert flags == pytest.approx([1 / 20] * 3)

@@ -235,3 +235,14 @@ def test_what_cannot_be_estimated_is_refused(store: Store) -> None:
             off_policy(store, "r", **given)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="no run `rr`; did you mean `r`"):
         off_policy(store, "rr", weight="1")
+
+
+def test_importance_weights_are_those_of_the_estimate(store: Store) -> None:
+    store.append("experiences", Bandit(0).rows())
+    found = off_policy(store, "r", target="teacher_logprobs")
+    [(estimate, size)] = store.sql(
+        "SELECT avg(w * reward), effective_sample_size(w) FROM (SELECT reward, "
+        "importance_weight(teacher_logprobs, logprobs, loss_mask) AS w FROM experiences)"
+    ).fetchall()
+    [own] = [one.value for one in found.values if one.name == "importance_sampling"]
+    assert (estimate, size) == pytest.approx((own, found.effective_rows), rel=1e-9)

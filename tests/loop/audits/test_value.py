@@ -119,3 +119,25 @@ def test_runs_without_log_probs_and_unknown_ones_say_so(store: Store) -> None:
         value(store, "r", against=["rr"])
     with pytest.raises(JobError, match="`fresh` has trained no step"):
         value(store, "r", against=["fresh"])
+
+
+def test_the_push_of_a_draw_is_that_of_the_audit(store: Store) -> None:
+    with_tokens(History(0, steps=6)).write(store)
+    found = value(store, "r")
+    rows = store.sql(
+        "SELECT experience_id, abs(t.weight * t.advantage) * doubt(logprobs, loss_mask) AS push, "
+        "sampled_logprob(logprobs, loss_mask) FROM trained_rows t JOIN experiences e "
+        "USING (experience_id) WHERE t.run_id = 'r' ORDER BY push DESC, experience_id"
+    ).fetchall()
+    whole = math.fsum(push for _, push, _ in rows)
+    for (name, push, logprob), own in zip(rows, found.top, strict=False):
+        assert name == own["experience_id"]
+        assert push / whole == pytest.approx(own["share"], rel=1e-9)
+        assert -logprob / 19 == pytest.approx(own["surprise"], rel=1e-9)
+
+
+def test_the_doubt_of_a_token_that_is_almost_certain_keeps_its_digits(store: Store) -> None:
+    [(found,)] = store.sql("SELECT doubt([-1e-20, -3.0], [true, false])").fetchall()
+    assert found == pytest.approx(1e-20, rel=1e-12)
+    [row] = store.sql("SELECT doubt([], []), sampled_logprob([-1.0], [false])").fetchall()
+    assert row == (None, None)
