@@ -1,32 +1,42 @@
 """An agent serves a user with tools over a database, under rules, as in tau-bench.
 
-The reward is that of tau-bench (arXiv:2406.12045, and its successor arXiv:2506.07982): whether the
-database is in the end as the right calls would leave it, and the user has heard what they must.
+The reward is that of tau-bench (arXiv:2406.12045, and its successor arXiv:2506.07982, whose users
+have tools too): whether the database is in the end as the right calls would leave it, and the user
+has heard what they must.
 """
 
 import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol
 
 from ...operators.import_path import find_function, taken_apart
 from ...store.errors import ConfigError, JobError, nearest
 from ...store.records import Message, Task
-from ..environments.tools import Toolbox, tool
+from ..environments.tools import Tool, Toolbox, tool
 from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
 from ..trajectories.trajectory import record_metric
 from .react import results
-from .user_simulator import ROLE, role_of, users_message
+from .user_simulator import ROLE, SimulatedUser
 
 DomainSpec = str | Mapping[str, Mapping[str, Any] | None]
 """`package.module:function`, or `{package.module:function: {parameter: value}}`."""
 
 
+_TOOLS = {"assistant": "tools", "user": "user_tools"}
+"""Who may request the call of a tool, and the part of a domain that has theirs."""
+
+
 class Domain(Protocol):
-    """A database with tools over it, and the rules for their use; each rollout makes its own."""
+    """A database with tools over it, and the rules for their use; each rollout makes its own.
+
+    It may also have `user_tools`, functions that only the user may call, on the same database, and
+    `begin(task)`, which brings the database into the state that a task begins with.
+    """
 
     rules: str
     """The agent's system message."""
@@ -54,37 +64,49 @@ async def tool_agent_user(
 
     `domain` names a class or function that makes a `Domain`. `user` is a model of
     `explorer.auxiliary_models` that plays the user, as in `user_simulator`, and ends the
-    conversation with `done`; it sees neither calls nor their results. Without one, the task's
-    message is all that the user says, and the first answer without a call ends the conversation.
+    conversation with `done`; it sees neither calls nor their results, except those of its own
+    tools, which the policy does not see and which are counted as `user/calls`, `user/errors` and
+    so on. Without one, the task's message is all that the user says, and the first answer without a
+    call ends the conversation.
 
-    The task's metadata have `actions`, the right calls as `{"name": ..., "arguments": {...}}`;
-    `outputs`, texts that the user must hear; and, for a simulated user, `goal` and `persona`.
-    The reward is 1 if the database is as those calls leave it and all outputs were said, else 0.
-    The metrics `goal/database`, `goal/said` and `user/done` tell which. Raises JobError if the
-    actions of a task cannot be carried out.
+    The task's metadata have `actions`, the right calls as `{"name": ..., "arguments": {...}}`, with
+    `"requestor": "user"` where they are the user's; `outputs`, texts that the user must hear; and,
+    for a simulated user, `goal` and `persona`. The reward is 1 if the database is as those calls
+    leave it and all outputs were said, else 0. The metrics `goal/database`, `goal/said` and
+    `user/done` tell which. Raises JobError if the actions of a task cannot be carried out, and
+    PolicyError if the user model fails.
     """
     about = task.metadata or {}
     outputs = _listed(task, about, "outputs", str)
     actions = _listed(task, about, "actions", Mapping)
     # two of their own: neither the other rollouts nor the right calls change this one's
-    world, right = _made(domain), _made(domain)
+    world, right = _made(domain, task), _made(domain, task)
+    theirs = list(_tools(world, "user").values())
+    if user is None and theirs:
+        raise ConfigError(
+            f"the users of the domain `{taken_apart(domain, 'a domain')[0]}` have tools; name the "
+            "model that plays them in `explorer.auxiliary_models.user`"
+        )
     # in a thread: the tools of a domain may block
     await asyncio.to_thread(_carry_out, right, actions, task)
     note = partial(record_metric, policy)
     box = Toolbox(world.tools, seconds=tool_seconds, note=note)
-    given = [message for message in task.messages if message.get("role") == "system"]
-    system: list[Message] = given or [{"role": "system", "content": world.rules}]
+    own = [message for message in task.messages if message.get("role") == "system"]
+    system: list[Message] = own or [{"role": "system", "content": world.rules}]
     rest = [message for message in task.messages if message.get("role") != "system"]
     conversation = Conversation(task, policy, tools=box.specs, messages=[*system, *rest])
-    plays = role_of(task, role, done)
+    person = None
+    if user is not None:
+        person = SimulatedUser(
+            task, user, role=role, done=done, tools=theirs, seconds=tool_seconds, note=note
+        )
     is_done = False
     # one more round than answers, in which the user may end the conversation
     for turn in range(max_turns + 1):
         spoken = conversation.messages[len(system) :]
         if not spoken or _is_reply(spoken[-1]):
-            text = done if user is None else await users_message(user, plays, spoken)
-            # the word may stand in a sentence that says goodbye
-            is_done = done in text
+            text = "" if person is None else await person.reply(spoken)
+            is_done = person is None or person.is_done
             if is_done:
                 break
             conversation.add(text)
@@ -104,7 +126,11 @@ async def tool_agent_user(
     return {"goal": float(same and said)}
 
 
-def _made(spec: DomainSpec) -> Domain:
+def _tools(world: Domain, requestor: str) -> dict[str, Tool]:
+    return {one.name: one for one in map(tool, getattr(world, _TOOLS[requestor], ()))}
+
+
+def _made(spec: DomainSpec, task: Task) -> Domain:
     name, given = taken_apart(spec, "a domain")
     made = find_function(name, None, "domain")(**given)
     missing = [part for part in ("rules", "database", "tools") if not hasattr(made, part)]
@@ -113,15 +139,27 @@ def _made(spec: DomainSpec) -> Domain:
             f"the domain `{name}` has no `{missing[0]}`; expected an object with `rules`, "
             "`database` and `tools`"
         )
+    if hasattr(made, "begin"):
+        # a copy: what it takes from the task into the database must not be another rollout's
+        made.begin(deepcopy(task))
     return made
 
 
 def _carry_out(world: Domain, actions: Sequence[Mapping[str, Any]], task: Task) -> None:
-    tools = {one.name: one for one in map(tool, world.tools)}
     for action in actions:
         name, arguments = str(action.get("name")), action.get("arguments") or {}
+        who = action.get("requestor") or "assistant"
+        if who not in _TOOLS:
+            raise JobError(
+                f"`requestor` of an action of task {task.task_id} must be `assistant` or `user`, "
+                f"got {who!r}"
+            )
+        tools = _tools(world, who)
         if name not in tools:
-            raise JobError(f"task {task.task_id} calls `{name}`, no tool{nearest(name, tools)}")
+            whose = "" if who == "assistant" else " of the user"
+            raise JobError(
+                f"task {task.task_id} calls `{name}`, no tool{whose}{nearest(name, tools)}"
+            )
         try:
             if isinstance(arguments, str):  # JSON, as in the calls of OpenAI's API
                 arguments = json.loads(arguments)

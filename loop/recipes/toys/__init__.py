@@ -5,6 +5,7 @@ A configuration names them in full, such as `rlake.loop.recipes.toys:addition`.
 
 from .data import compared_answers, compared_attempts, expert_answers
 from .folders import folder_chores
+from .helpdesk import helpdesk, outages
 from .lakes import frozen_lake, frozen_lakes, frozen_squares, walks
 from .mail import mail_questions, mails
 from .orders import order_requests, orders
@@ -28,12 +29,14 @@ __all__ = [
     "frozen_lakes",
     "frozen_squares",
     "furniture_mover",
+    "helpdesk",
     "long_tail",
     "mail_questions",
     "mails",
     "mixed_sums",
     "order_requests",
     "orders",
+    "outages",
     "overcounts",
     "products",
     "share_right",
