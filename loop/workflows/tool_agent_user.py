@@ -133,15 +133,15 @@ def _tools(world: Domain, requestor: str) -> dict[str, Tool]:
 def _made(spec: DomainSpec, task: Task) -> Domain:
     name, given = taken_apart(spec, "a domain")
     made = find_function(name, None, "domain")(**given)
+    if hasattr(made, "begin"):
+        # a copy: what it takes from the task into the database must not be another rollout's
+        made.begin(deepcopy(task))
     missing = [part for part in ("rules", "database", "tools") if not hasattr(made, part)]
     if missing:
         raise ConfigError(
             f"the domain `{name}` has no `{missing[0]}`; expected an object with `rules`, "
             "`database` and `tools`"
         )
-    if hasattr(made, "begin"):
-        # a copy: what it takes from the task into the database must not be another rollout's
-        made.begin(deepcopy(task))
     return made
 
 

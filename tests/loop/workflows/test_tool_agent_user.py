@@ -188,7 +188,7 @@ def test_a_user_who_only_calls_tools_fails_the_rollout() -> None:
 class Notes:
     """A domain whose database takes what the task has."""
 
-    rules, database = "Write.", {}  # type: ignore[var-annotated]
+    rules = "Write."
 
     def begin(self, task: Task) -> None:
         self.database = {"notes": (task.metadata or {})["notes"]}
