@@ -57,11 +57,11 @@ def _held_out(store: Store, run_id: str) -> dict[str, float]:
         "OR job = 'evaluate' AND name IN ('eval/accuracy', 'eval/reward_mean')) "
         "GROUP BY name ORDER BY name DESC"
     ).fetchall()
-    told: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, before, after, first, last in found:
         # of one measurement, the step says which of both it is
         if first < last or first == 0:
-            told[f"held_out_{name}_before"] = before
+            values[f"held_out_{name}_before"] = before
         if first < last or first > 0:
-            told[f"held_out_{name}_after"] = after
-    return told
+            values[f"held_out_{name}_after"] = after
+    return values
