@@ -91,10 +91,10 @@ class Shown:
         path = address.partition("?")[0]
         at = "location.pathname !== '/'" if path == "/" else f"location.pathname === '{path}'"
         # not the page before it, which may be the same
-        self.page.value("document.querySelector('main')?.remove()")
+        self.page.value("window.before = true")
         began = monotonic()
         self.page.ask("Page.navigate", url=self.url + address)
-        self.page.wait(f"{at} && document.querySelector('main .title')")
+        self.page.wait(f"{at} && !window.before && document.querySelector('main .title')")
         return monotonic() - began
 
     def mistakes(self) -> list[object]:
