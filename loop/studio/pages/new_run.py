@@ -1,7 +1,7 @@
 """New run: a configuration from a recipe, checked while it is typed, and started."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -17,9 +17,10 @@ from ...config.load import recipes
 from ...config.stages import load_stages
 from ..frame import View, address, page
 from ..queries import Rows
+from ..schema_keys import Schema, choices, described, keys
 from ..widgets import grid, heading, same_as, text, title
 
-_FIELDS = (
+MOST_USED = (
     "name",
     "model.path",
     "algorithm",
@@ -30,6 +31,7 @@ _FIELDS = (
     "schedule.max_lag",
 )
 """Keys that have fields of their own; the text has all keys."""
+Field = ui.input | ui.select
 _PAUSE_SECONDS = 0.5
 """How long nothing must be typed before the text is checked, in seconds."""
 _START = "grpo_arithmetic"
@@ -76,7 +78,7 @@ def planned(written: str) -> Planned:
 
 @page("/new", "New run", section="Runs", order=4)
 async def show(view: View) -> None:
-    """Edit a configuration: `recipe` is where it starts, `yaml` the text itself."""
+    """Edit a configuration: `recipe` is where it starts, `yaml` the text, `keys` more fields."""
     title("New run")
     recipe = view["recipe"] or _START
     written = view["yaml"] or f"extends: {recipe}\nname: my_{recipe}\n"
@@ -93,7 +95,7 @@ async def show(view: View) -> None:
     with ui.element("div").classes("two"):
         with ui.element("div").classes("card"):
             heading("Most used keys")
-            fields = _fields(lambda key, value: put(key, value))
+            fields = _form(view, lambda key, value: put(key, value))
         with ui.element("div").classes("card"):
             heading("The configuration; it says only what differs from the recipe")
             editor = ui.codemirror(written, language="YAML", line_wrapping=True)
@@ -123,7 +125,7 @@ async def show(view: View) -> None:
         for key, field in fields.items():
             now = str(_at(plain, key) or "")
             # nothing is sent to a field in vain: it would lose what is being typed
-            if not field.value and field.props.get("placeholder") != now:
+            if field.value in (None, "") and field.props.get("placeholder") != now:
                 field.props["placeholder"] = now
                 field.update()
         start.set_enabled(view.studio.can_write)
@@ -160,39 +162,42 @@ async def show(view: View) -> None:
     )
 
 
-def _fields(put: Any) -> dict[str, ui.input]:
-    """Show a field for each key of `_FIELDS`, with what the schema says of it."""
-    schema = json_schema()
-    made = {}
-    for key in _FIELDS:
-        field = ui.input(label=key).props("outlined dense stack-label hide-bottom-space")
-        field.on_value_change(lambda event, key=key: put(key, event.value))
-        hint = str(described(schema, key)).partition(". ")[0].partition("\n")[0]
-        field.props["hint"] = hint
-        made[key] = field
+def _form(view: View, put: Callable[[str, str], None]) -> dict[str, Field]:
+    """Show fields for the most used keys and for `keys`, and a choice of one more.
+
+    The schema says what they mean, and of which values one is chosen.
+    """
+    schema, made = json_schema(), {}
+    known = keys(schema)
+    asked = [key for key in view["keys"].split(",") if key in known]
+    place = ui.element("div").style("display: contents")
+
+    def add(key: str) -> None:
+        if key not in made:
+            with place:
+                made[key] = _field(schema, key, put)
+
+    for key in dict.fromkeys([*MOST_USED, *asked]):
+        add(key)
+
+    def more() -> None:
+        if chooser.value:
+            add(chooser.value)
+            view.remember(keys=",".join(key for key in made if key not in MOST_USED))
+            chooser.set_value(None)
+
+    chooser = ui.select(known, label="Another key", with_input=True, on_change=more)
+    chooser.props("outlined dense options-dense")
     return made
 
 
-def described(schema: Mapping[str, Any], key: str) -> str:
-    """Return what the schema says of a key, such as `trainer.steps`; an empty text if nothing.
-
-    >>> described(json_schema(), "trainer.batch_size") != ""
-    True
-    """
-    part: Mapping[str, Any] = schema
-    for name in key.split("."):
-        part = _resolved(schema, part).get("properties", {}).get(name, {})
-    return str(part.get("description", ""))
-
-
-def _resolved(schema: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section that a key refers to."""
-    for one in (part, *part.get("anyOf", ()), *part.get("allOf", ())):
-        if "properties" in one:
-            return one
-        if "$ref" in one:
-            return _resolved(schema, schema["$defs"][one["$ref"].rpartition("/")[2]])
-    return part
+def _field(schema: Schema, key: str, put: Callable[[str, str], None]) -> Field:
+    offered = choices(schema, key)
+    made = ui.select(offered, label=key, clearable=True) if offered else ui.input(label=key)
+    made.props("outlined dense stack-label hide-bottom-space")
+    made.on_value_change(lambda event: put(key, str(event.value or "")))
+    made.props["hint"] = described(schema, key).partition(". ")[0].partition("\n")[0]
+    return made
 
 
 def changed_yaml(written: str, key: str, value: str) -> str | None:
