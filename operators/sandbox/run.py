@@ -34,6 +34,7 @@ _SAID: dict[How, str] = {
 }
 """What the last line of an error that nobody caught says of the limit that was met."""
 
+_FRAME = re.compile(r"Traceback |\s")
 _NO_SOCKET = re.compile(r"\[Errno 1\] Operation not permitted>?$")
 
 
@@ -217,10 +218,12 @@ def _ended(said: dict[str, Any], output: bytes, errors: bytes, limits: Limits) -
 
 
 def _by_its_words(errors: str, *, isolated: bool) -> How:
-    lines = errors.strip().splitlines()
-    if not isolated and lines and "socket" in errors and _NO_SOCKET.search(lines[-1]):
+    # Several processes may write at once: what names the error is in the last whole traceback.
+    lines = [line for line in errors.splitlines() if line.strip() and not _FRAME.match(line)]
+    last = lines[-1] if lines else ""
+    if not isolated and "socket" in errors and _NO_SOCKET.search(last):
         return "network"
     for how, pattern in _SAID.items():
-        if lines and re.search(pattern, lines[-1]):
+        if re.search(pattern, last):
             return how
     return "error"
