@@ -23,6 +23,7 @@ from .explorer.explorer import Explorer
 from .inference.policy import PROCESSING
 from .inference.tinker_engine import refused_sampling
 from .losses.policy_gradient import compares
+from .models.threads import threads_restored
 from .rollouts.group import workflow_of
 from .rollouts.setup import sampling, used_functions
 from .runs.job import OtherJobError, job
@@ -176,7 +177,8 @@ def explore(
 ) -> None:
     """Generate the experiences of a run, paced by the weights that its trainer publishes."""
     config = _prepared(store, config)
-    _explore(store, config, resume=resume, stop=stop, listener=listener)
+    with threads_restored():
+        _explore(store, config, resume=resume, stop=stop, listener=listener)
 
 
 def _prepared(store: Store, config: RunConfig) -> RunConfig:
@@ -269,6 +271,7 @@ def _train(
     stop = stop or threading.Event()
     functions = used_functions(config, "train")
     with (
+        threads_restored(),
         job(store, config, "train", resume=resume, functions=functions) as mine,
         launched(config, stop=stop) as world,
     ):

@@ -64,7 +64,8 @@ class RunConfig(Section):
     output: str | None = None
     """Folder for checkpoints and weights; None: `runs/` in the store's folder."""
     threads: Int | None = Field(default=None, ge=1, le=1024)
-    """CPU threads of torch in each job; None: torch's default."""
+    """CPU threads of torch in each job; None: one for an explorer and a trainer of a model of less
+    than about a million parameters, which several threads slow down, else torch's default."""
     model: ModelConfig
     """The policy that is trained."""
     algorithm: str | dict[str, dict[str, Any]]

@@ -5,10 +5,9 @@ import gc
 import threading
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
-
 from ...store.errors import JobError
 from ..algorithms import Algorithm
+from ..models.threads import use_threads
 from ..runs.job import Job, recorded
 from ..runs.metrics import Listener
 from ..tasks.curriculum import Curriculum
@@ -40,8 +39,7 @@ class Explorer:
         Raises JobError if too many batches fail, or the trainer does, and StarvedError if weights
         that are due are not published in time.
         """
-        if self._job.config.threads:
-            torch.set_num_threads(self._job.config.threads)
+        use_threads(self._job.config)
         context = ExploreContext(
             self._job, self._algorithm, stop=self._stop, listener=self._listener, cache=self._cache
         )

@@ -16,6 +16,7 @@ from ..config import RunConfig
 from ..losses.batch import Examples
 from ..models.load import pad_id, put
 from ..models.remote_weights import RemoteModel
+from ..models.threads import use_threads
 from .checkpoints import Checkpoints
 from .distributed.fsdp import gathered, shard
 from .distributed.world import MultiProcess, SingleProcess
@@ -147,8 +148,7 @@ def learner(
 
 def begin(world: SingleProcess, config: RunConfig, total_steps: int, folder: Path) -> Learner:
     """Return the learner of another rank."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config)
     networks, tokenizer = build(config, resolve(config.algorithm))
     # Its broadcast does nothing here: only rank 0 sends.
     return learner(config, networks, tokenizer, total_steps=total_steps, folder=folder, world=world)

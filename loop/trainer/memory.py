@@ -18,6 +18,7 @@ from ..algorithms import Algorithm, resolve
 from ..config import FrozenModel, LoraConfig, RunConfig
 from ..models.adapter_files import base_of, is_adapter
 from ..models.load import check_folder, device_of, make_tiny
+from ..models.threads import weight_bytes
 from .distributed.tensor_parallel import divided, narrowed
 from .numerics import autocast
 
@@ -28,7 +29,7 @@ MOMENTS = {"sgd": 0, "adafactor": 0, "muon": 4, "adamw_8bit": 2}
 VLLM_SHARE = 0.9
 """vLLM's default of `gpu_memory_utilization`."""
 SMALL = 2**28
-"""Bytes of a model's files below which a run is not estimated before it begins."""
+"""Bytes of a model's weights below which a run is not estimated before it begins."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def size(count: int) -> str:
 
 def check_memory(config: RunConfig, algorithm: Algorithm) -> None:
     """Raise ConfigError if a run certainly needs more memory than there is; warn if it may."""
-    if _is_small(config.model) or config.trainer.backend.tinker is not None:
+    if weight_bytes(config.model) < SMALL or config.trainer.backend.tinker is not None:
         return
     found = estimate(config, algorithm)
     for device in found.available:
@@ -309,12 +310,3 @@ def activations(
 def _identity(tensor: Tensor) -> object:
     # tensors without numbers have no address in memory
     return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
-def _is_small(config: FrozenModel) -> bool:
-    """Return whether a model is small, or not on this machine."""
-    tiny = config.from_scratch
-    if tiny is not None:
-        return 48 * tiny.layers * tiny.hidden_size**2 < SMALL
-    files = Path(config.path).glob("*.safetensors") if config.path else ()
-    return sum(file.stat().st_size for file in files) < SMALL

@@ -14,6 +14,7 @@ from ...store.query import literal
 from ..algorithms import Algorithm
 from ..models.load import vocabulary
 from ..models.lora import has_adapter
+from ..models.threads import use_threads
 from ..runs.job import Job, recorded
 from ..runs.metrics import Listener, Metrics, evaluated_versions, waiting
 from ..schedule.pacing import is_published
@@ -112,8 +113,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         config = self._config
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        use_threads(config)
         check_memory(config, self._algorithm)
         self.networks, self.tokenizer = build(config, self._algorithm)
         self.model = self.networks.policy

@@ -111,14 +111,12 @@ class RolloutActor:
 
 
 def _worker(spec: WorkerSpec, folder: Path) -> LocalWorker:
-    import torch
-
     from ...models.images import reads_images
+    from ...models.threads import use_threads
     from ...rollouts.setup import RolloutSpecs, start_worker
 
     config = spec.config
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config)
     specs = RolloutSpecs(config, max_concurrent_rollouts=spec.max_concurrent_rollouts)
     return start_worker(config, specs, folder, _store(spec, needed=reads_images(folder)))
 
