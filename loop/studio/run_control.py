@@ -13,7 +13,7 @@ from tempfile import mkdtemp
 from ...store import Store
 from ...store.errors import ConfigError, JobError, NotFoundError
 from ..config import load
-from ..runs.job import newest_config
+from ..runs.job import check_new, newest_config
 
 START_SECONDS = 8.0
 """How long a start is watched for an error, in seconds."""
@@ -35,10 +35,13 @@ class RunControl:
     async def start(self, config: str, changes: Sequence[str] = ()) -> str:
         """Start a run of a YAML file or a recipe, and return its name.
 
-        Raises ConfigError for an invalid configuration, JobError if the run does not start.
+        Raises ConfigError for an invalid configuration and for a run that was started before,
+        JobError if the run does not start.
         """
         self._check()
         name = (await asyncio.to_thread(load, config, list(changes))).name
+        if not self.is_mine(name):  # its process says so too, but a busy machine starts it late
+            await asyncio.to_thread(check_new, self._store, name, "train")
         words = [config, *(word for change in changes for word in ("--set", change))]
         await self._launch(name, words)
         return name

@@ -57,6 +57,12 @@ def writing(store: Store) -> Iterator[Address]:
                 os.kill(one, signal.SIGKILL)
 
 
+def until_a_step(store: Store) -> None:
+    """Wait until a run has trained a step."""
+    looking = {"tables": ["metrics"], "seconds": 200, "describe": lambda: "a step"}
+    store.wait_for(lambda: store.count("metrics") or None, **looking)  # pyright: ignore[reportArgumentType]
+
+
 def start(shown: Shown) -> None:
     """Start the run of `SMALL` on the page Runs."""
     shown.go("/runs")
@@ -77,12 +83,7 @@ def test_a_run_that_is_killed_while_it_is_watched_is_dead(chromium: Page, store:
     words += [word for change in SMALL.split() for word in ("--set", change)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as run, studio(store.uri) as url:
         try:
-            store.wait_for(
-                lambda: store.count("metrics") or None,
-                tables=["metrics"],
-                seconds=200,
-                describe=lambda: "a first step",
-            )
+            until_a_step(store)
             shown = Shown(store, url, chromium)
             shown.go("/run?id=mine")
             status = "document.querySelector('main .status').innerText"
@@ -101,12 +102,15 @@ def test_a_run_that_is_killed_while_it_is_watched_is_dead(chromium: Page, store:
 
 def test_the_second_who_starts_a_run_is_told(chromium: Page, store: Store) -> None:
     said = "[...document.querySelectorAll('.q-notification')].map(e => e.innerText).join()"
-    with writing(store) as url:
-        start(Shown(store, url, chromium))
+    with writing(store) as one, writing(store) as other:
+        start(Shown(store, one, chromium))
         chromium.wait("location.pathname === '/run' && location.search === '?id=mine'")
-        start(Shown(store, url, chromium))
+        start(Shown(store, one, chromium))
         chromium.wait(f"{said}.includes('run `mine` is running already')")
-        assert len(runs_of(url.process)) == 1
+        until_a_step(store)
+        start(Shown(store, other, chromium))
+        chromium.wait(f"{said}.includes('run `mine` was started before')")
+        assert (len(runs_of(one.process)), runs_of(other.process)) == (1, [])
 
 
 FORGED = """(() => {

@@ -31,6 +31,11 @@ def test_what_cannot_run_is_refused_before_a_process_starts(store: Store) -> Non
         asyncio.run(control.start("grpo_digit"))
     with pytest.raises(NotFoundError, match="was never started"):
         asyncio.run(control.resume("mine"))
+    job = {"run_id": "mine", "name": "mine", "attempt": 1, "job": "train", "status": "running"}
+    store.append("job_events", [job | {"config": "{}", "code_version": "0", "start_step": 1}])
+    with pytest.raises(ConfigError, match=r"`mine` was started before \(its `train` is running\)"):
+        asyncio.run(control.start("grpo_digits", SMALL))
+    assert control.output("mine") is None
     with pytest.raises(NotFoundError, match="was not started here"):
         control.stop("mine")
 
@@ -57,7 +62,7 @@ def test_a_run_is_started_once_stopped_and_resumed(
         assert one.is_mine("mine")
         with pytest.raises(JobError, match="running already"):
             await one.resume("mine")
-        with pytest.raises(JobError, match=r"started before|in another process"):
+        with pytest.raises(ConfigError, match="started before"):
             await other.start("grpo_digits", SMALL)
         one.stop("mine")
         with pytest.raises(JobError, match="interrupted"):
