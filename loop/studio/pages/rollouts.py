@@ -34,7 +34,7 @@ _NUMBERS = ("reward", "policy_version", "num_tokens", "num_turns", "batch")
 _BLOCK, _MOST = 100, 500
 _FACETS = ("finish_reason", "policy_version", "source", "purpose", "run_id", "drop_reason")
 _VALUES = 8
-"""Values of a facet that are listed, the most frequent ones."""
+"""Values of a facet that are listed: the most frequent ones, and of versions the newest."""
 _FETCH = """({
   rowCount: undefined,
   getRows: p => {
@@ -178,9 +178,10 @@ async def _facets(view: View, where: str) -> None:
     of_set = "task_id IN (SELECT task_id FROM tasks WHERE taskset = {})"
     _facet(view, where, "taskset", found, lambda value: of_set.format(literal(str(value))))
     for name in _FACETS:
+        order = "1 DESC NULLS LAST" if name == "policy_version" else "rows DESC, 1"
         found = await view.rows(
             f"SELECT {name} AS value, count(*) AS rows FROM experiences {which} "
-            f"GROUP BY 1 ORDER BY rows DESC, 1 LIMIT {_VALUES}"
+            f"GROUP BY 1 ORDER BY {order} LIMIT {_VALUES}"
         )
         _facet(view, where, name, found, lambda value, name=name: _equals(name, value))
     parts = await view.rows(

@@ -92,3 +92,15 @@ def test_elsewhere_a_token_is_required(kind: str) -> None:
         code, headers = status(there, "token=secret&q=1")
         assert (code, headers["location"]) == (303, "/sql?q=1")
         assert headers["set-cookie"].startswith("kept=secret; HttpOnly; SameSite=Lax")
+
+
+@pytest.mark.parametrize(("kind", "method"), [("http", "POST"), ("websocket", "GET")])
+def test_a_token_does_not_admit_another_origin_without_tls(kind: str, method: str) -> None:
+    """On plain HTTP browsers send no `Sec-Fetch-Site`, and `Origin` with these alone."""
+    there = {"host": "box:8012", "cookie": "kept=secret"}
+    given: dict[str, Any] = {"kind": kind, "method": method, "host": "box", "token": "secret"}
+    refused = 403 if kind == "http" else "websocket.close"
+    for other in ("http://evil.example", "http://box:9", "http://box", "null"):
+        assert ask(there | {"origin": other}, **given)[0] == refused
+        assert ask(there | {"origin": other}, query="token=secret", **given)[0] == refused
+    assert ask(there | {"origin": "http://box:8012"}, **given)[0] == 299

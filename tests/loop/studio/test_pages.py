@@ -140,6 +140,17 @@ def test_the_address_keeps_how_rows_are_sorted(shown: Shown) -> None:
     assert shown.mistakes() == []
 
 
+def test_versions_are_listed_from_the_newest(shown: Shown) -> None:
+    shown.go("/rollouts")
+    listed = """[...document.querySelectorAll('.facet')].filter(one => one.previousElementSibling
+        .innerText.toLowerCase() === 'policy version')[0].innerText.trim().split(/\\s+/)"""
+    newest = shown.store.sql(
+        "SELECT policy_version, count(*) FROM experiences GROUP BY 1 ORDER BY 1 DESC LIMIT 8"
+    ).fetchall()
+    assert len(newest) > 1
+    assert shown.page.value(listed) == [str(one) for row in newest for one in row]
+
+
 def test_texts_of_rollouts_never_run(shown: Shown, tmp_path: Path) -> None:
     store = rlake.connect(tmp_path / "lake")
     one = hostile_rollouts(store)
