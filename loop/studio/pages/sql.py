@@ -35,11 +35,13 @@ _COMPLETE = """(async () => {
   const CM = await import("nicegui-codemirror");
   const editor = await getElement(ID).editorPromise;
   const options = WORDS;
+  const autocomplete = context => {
+    const word = context.matchBefore(/\\w+/);
+    return word && {from: word.from, options, validFor: /^\\w*$/};
+  };
+  // one function: the editor forgets the answer of a source that is another at each key
   editor.dispatch({effects: CM.StateEffect.appendConfig.of(
-    CM.EditorState.languageData.of(() => [{autocomplete: context => {
-      const word = context.matchBefore(/\\w+/);
-      return word && {from: word.from, options, validFor: /^\\w*$/};
-    }}]))});
+    CM.EditorState.languageData.of(() => [{autocomplete}]))});
 })()"""
 _SAVED = "rlake-queries"
 
