@@ -5,6 +5,7 @@ of a whole request, takes five times as long to import, and brings a second HTTP
 """
 
 import asyncio
+import ipaddress
 import os
 import random
 import ssl
@@ -36,6 +37,18 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _CONNECT_SECONDS = 10.0
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 """Statuses of requests that may succeed when they are sent again."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is the loopback interface of this machine.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class Endpoint(BaseModel):

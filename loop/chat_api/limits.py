@@ -2,13 +2,13 @@
 
 import asyncio
 import hmac
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ...operators.endpoint import is_loopback
 from ...store.errors import ConfigError
 from ..config.serve import LimitsConfig
 from .errors import RequestError
@@ -94,18 +94,6 @@ def _check_local(scope: Scope, headers: dict[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if scope["method"] == "POST" and kind != b"application/json":
         raise RequestError("the body's `content-type` must be application/json", status=415)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is the loopback interface of this machine.
-
-    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def listen(host: str, port: int, *, backlog: int = 2048) -> socket.socket:

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from ...operators.endpoint import Endpoint as ChatEndpoint
+from ...operators.endpoint import is_loopback
 from .base import Choice, Float, Int, Section
 from .model import FrozenModel
 
@@ -65,6 +66,14 @@ class VllmEngine(Section):
         return self
 
 
+def _server_of(url: str) -> tuple[str, int, str]:
+    """Return what two spellings of a server's address share: this machine has several names."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return "localhost" if is_loopback(host) else host, port, parts.path.rstrip("/")
+
+
 class SglangEngine(Section):
     """SGLang servers that are running already, each started with the model of the run.
 
@@ -94,9 +103,9 @@ class SglangEngine(Section):
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
             parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.netloc:
+            if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"must have addresses as `http://host:30000`, got {url!r}")
-        if len({url.rstrip("/") for url in urls}) < len(urls):
+        if len({_server_of(url) for url in urls}) < len(urls):
             raise ValueError("has an address twice; name each server once")
         return urls
 

@@ -3,9 +3,10 @@
 import os
 from collections.abc import Callable
 
+from ...operators.endpoint import is_loopback
 from ...store import Store
 from ...store.errors import ConfigError
-from ..chat_api.limits import is_loopback, listen
+from ..chat_api.limits import listen
 from ..config import RunConfig
 from ..config.serve import ServeConfig
 from .server import Server

@@ -7,7 +7,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from ..chat_api.limits import is_loopback
+from ...operators.endpoint import is_loopback
 
 Scope = dict[str, Any]
 _HEADERS = {

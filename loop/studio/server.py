@@ -14,8 +14,9 @@ from fastapi.responses import RedirectResponse
 from nicegui import ui
 from starlette.middleware.gzip import GZipMiddleware
 
+from ...operators.endpoint import is_loopback
 from ...store import Store, interrupts
-from ..chat_api.limits import is_loopback, listen
+from ..chat_api.limits import listen
 from ..labeling import Queue
 from . import pages  # noqa: F401 - each page adds itself
 from .access import Access, hosts_of

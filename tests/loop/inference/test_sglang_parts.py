@@ -107,6 +107,8 @@ def test_scores_are_of_the_tokens_that_were_given():
         ({"urls": []}, "at least 1"),
         ({"urls": ["localhost:30000"]}, "must have addresses as `http://host:30000`"),
         ({"urls": ["http://a", "http://a/"]}, "has an address twice; name each server once"),
+        ({"urls": ["http://localhost:3", "http://127.0.0.1:3"]}, "has an address twice"),
+        ({"urls": ["http://[::1]:80", "http://LocalHost"]}, "has an address twice"),
     ],
 )
 def test_servers_are_given_by_their_addresses(given: Any, message: str):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_what_a_program_asks_is_a_row_and_what_it_prints_is_judged() -> None:
     row = tried("python", "-c", ASKING, environment={"MORE": "0"})
     assert (row.response_text, row.reward, row.num_turns) == ("50", 0.0, 1)
     assert spoken(row, parrot("5"))[1] == ["5<eos>"]
+
+
+@pytest.mark.parametrize("own_session", ["False", "True"])
+def test_what_a_program_leaves_running_is_not_waited_for(own_session: str) -> None:
+    left = f"""
+import subprocess
+waits = [sys.executable, "-c", "import time; time.sleep(90)"]
+subprocess.Popen(waits, start_new_session={own_session})
+"""
+    started = time.monotonic()
+    row = tried("python", "-c", ASKING + left, environment={"MORE": "0"})
+    assert row.response_text == "50"
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
