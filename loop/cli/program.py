@@ -29,7 +29,7 @@ FORMER = {
     "rescore --seconds": "--timeout",
 }
 """Former names of commands and options (after their command), and their names today."""
-_UNKNOWN = re.compile(r"No such (?:command|option:) '?([\w-]+)")
+_UNKNOWN = re.compile(r"No such (?:command|option:) '?([\w./-]*\w)")
 
 
 def app_of(args: Sequence[str] = ()) -> typer.Typer:
@@ -115,6 +115,10 @@ def _misused(error: typer.TyperException) -> int:
         path = [*context.command_path.split()[1:], unknown[1]]
         now = FORMER.get(" ".join(path))
         message = f"`{unknown[1]}` is called `{now}`" if now else message
+        if unknown[1].endswith((".yaml", ".yml")) and "run" in getattr(
+            context.command, "commands", ()
+        ):
+            message += f" Did you mean `{context.command_path} run {unknown[1]}`?"
     message = message.replace("Value error, ", "").rstrip(".")
     say(f"{message[:1].lower()}{message[1:]}{hint}")
     return MISUSED

@@ -41,6 +41,8 @@ def read(source: str | Path, below: Sequence[str] = ()) -> dict[str, Any]:
     tree = parse_yaml(_text(source), f"`{source}`")
     if not isinstance(tree, dict):
         raise ConfigError(f"`{source}` must hold keys and values, got {type(tree).__name__}")
+    if {"source", "operators"} <= tree.keys():
+        raise ConfigError(f"`{source}` is a pipeline; run it with `rlake pipeline run {source}`")
     extended = tree.pop("extends", None)
     if extended is None:
         return tree

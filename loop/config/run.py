@@ -381,7 +381,7 @@ def _explain(error: ValidationError) -> str:
         return f"key `{where}` is missing; add it to the configuration"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    message = shorten(message, 2000)
+    message = shorten(message.split(" or instance of ")[0], 2000)
     got = "" if first["type"] == "value_error" else f", got {shorten(repr(first['input']), 200)}"
     return f"`{where}`: {message}{got}" if where else message
 

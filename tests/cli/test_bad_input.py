@@ -302,6 +302,7 @@ def test_a_store_of_a_newer_schema_is_refused(
     ("args", "words"),
     [
         (["impotr"], "Did you mean 'import'?"),
+        (["pipeline", "p.yaml"], "'p.yaml'. Did you mean `rlake pipeline run p.yaml`?"),
         (["import", "task", "x.jsonl"], "is not one of 'tasks', 'experiences', 'preferences'"),
         (["sql", " "], "no query; give it as an argument"),
         (["tables", "--sotre", "x"], "--store"),

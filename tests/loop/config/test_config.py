@@ -48,6 +48,10 @@ SMALLEST = {"name": "demo", "model": {"from_scratch": {}}, "algorithm": "sft"}
             "nor the name of an optimizer; did you mean `adamw`?",
         ),
         ({"model": "gpt"}, "`model`: input should be a valid dictionary"),
+        (
+            {"model": {"from_scratch": {}, "rope_parameters": "yarn"}},
+            "`model.rope_parameters`: input should be a valid dictionary, got 'yarn'",
+        ),
         ({"trainer": {"steps": True}}, "`trainer.steps`: input should be a number, got True"),
         ({"seed": True}, "`seed`: input should be a number, got True"),
         ({"trainer": {"betas": [True, 0.9]}}, "`trainer.betas.0`: input should be a number"),
@@ -187,6 +191,17 @@ def test_a_file_that_is_not_there_or_holds_no_keys_is_refused(tmp_path: Path) ->
         load(tmp_path / "broken.yaml")
     with pytest.raises(ConfigError, match="`grpo_arithmetik` does not exist; did you mean `grpo_a"):
         load("grpo_arithmetik")
+
+
+def test_a_pipeline_given_as_a_run_is_called_one(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.yaml"
+    file.write_text(
+        "source: {table: experiences}\noperators: [pairs]\nsink: {table: preferences}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"is a pipeline; run it with `rlake pipeline run .*pairs"
+    ):
+        load(file)
 
 
 def test_numbers_may_be_text_as_yaml_reads_them() -> None:
