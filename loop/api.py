@@ -187,6 +187,10 @@ def train(
     configuration, such as `trainer={"batch_size": 16}` or `explorer={"sampling": {"max_tokens":
     256}}`. Without a `name`, it is the next free `run-N`; with `resume`, the newest run.
     """
+    for key in sections.keys() - RunConfig.model_fields.keys():
+        near = nearest(key, ("rewards", "steps", "where", "resume"))
+        if "did you mean" in near:
+            raise ConfigError(f"unknown parameter `{key}` of `train`{near}")
     store = _opened(store)
     if rewards is None and where is None and not sections.keys() & {"explorer", "trainer", "data"}:
         _log.warning("without `rewards` or `where` this trains on all stored rows")

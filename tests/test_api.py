@@ -159,3 +159,10 @@ def test_a_script_that_is_interrupted_goes_on_with_the_same_call(
     runpy.run_path(str(script), run_name="__main__")
     steps = rlake.Run(lake, "run-1").metrics("train/loss")["step"].to_list()
     assert steps == list(range(1, newest + 3))
+
+
+def test_a_misspelt_parameter_of_train_is_answered_with_the_right_one(store: rlake.Store) -> None:
+    with pytest.raises(ConfigError, match="unknown parameter `step` of `train`; did you mean `ste"):
+        rlake.train(store, model={"from_scratch": {}}, step=3)
+    with pytest.raises(ConfigError, match="unknown key `trainr`; did you mean `trainer`"):
+        rlake.train(store, model={"from_scratch": {}}, trainr={})
