@@ -17,7 +17,7 @@ from rlake.loop.runs.job import (
     recorded,
     run_folder,
 )
-from rlake.store import Store
+from rlake.store import Experience, Store
 from rlake.store.errors import ConfigError, JobError
 
 
@@ -61,6 +61,32 @@ def test_a_run_that_was_started_goes_on_only_when_told_to(store: Store) -> None:
         start(store, config())
     assert start(store, config(), resume=True) == 2
     assert start(store, config(), resume=True) == 3
+
+
+def failed(store: Store, settings: RunConfig) -> None:
+    with (
+        pytest.raises(RuntimeError, match="no database"),
+        job(store, settings, "train", resume=False) as mine,
+        recorded(mine, start_step=1),
+    ):
+        raise RuntimeError("no database")
+
+
+def test_a_run_that_failed_before_it_stored_anything_starts_anew(store: Store) -> None:
+    failed(store, config())
+    failed(store, changed(seed=5))
+    assert start(store, config()) == 3
+    with pytest.raises(ConfigError, match="started before"):
+        start(store, config())
+
+
+def test_a_run_that_failed_with_rows_goes_on_only_when_told_to(store: Store) -> None:
+    failed(store, config())
+    store.append(
+        "experiences", [Experience(experience_id="e", group_id="g", task_id="t", run_id="demo")]
+    )
+    with pytest.raises(ConfigError, match=r"started before .*failed"):
+        start(store, config())
 
 
 def test_resuming_a_run_that_was_never_started_starts_it(store: Store) -> None:
