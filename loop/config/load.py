@@ -21,7 +21,7 @@ _WHOLE = {("algorithm",), ("tasks", "generator"), ("tasks", "selector"), ("data"
 """Keys that select something by name: a choice replaces another one as a whole. `*` is any name."""
 _MODELS = {("model",), ("trainer", "reference"), ("trainer", "teacher")}
 _ORIGINS = {"path", "from_scratch", "run"}
-"""Sources of a model: one replaces another."""
+"""Sources of a model, which has one: a `path` laid over a `run` replaces it."""
 
 
 def recipes() -> list[str]:
@@ -59,7 +59,6 @@ def merged(
     """Return a tree of plain values with another laid over it, key by key."""
     made = dict(tree)
     if path in _MODELS and _ORIGINS & changes.keys():
-        # A model has one origin: with a `path` laid over a `run`, the run must go.
         made = {key: old for key, old in made.items() if key not in _ORIGINS - changes.keys()}
     for key, value in changes.items():
         old, here = made.get(key), (*path, key)
@@ -87,12 +86,23 @@ def override(tree: dict[str, Any], text: str) -> None:
     path, sign, value = text.partition("=")
     if not sign:
         raise ConfigError(f"`--set {text}` must look like `trainer.steps=100`")
+    given = parse_yaml(value, f"`--set {text}`")
     *parents, last = path.strip().split(".")
     node = tree
-    for parent in parents:
+    for place, parent in enumerate(parents):
+        _replace_origin(node, tuple(parents[:place]), parent)
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
             # A plain value, such as the name of an algorithm, gives way to the keys below it.
             child = node[parent] = {}
         node = child
-    node[last] = parse_yaml(value, f"`--set {text}`")
+    if given is not None:
+        _replace_origin(node, tuple(parents), last)
+    node[last] = given
+
+
+def _replace_origin(node: dict[str, Any], path: tuple[str, ...], key: str) -> None:
+    """Leave out where a model came from if `key`, below `path`, says where it comes from."""
+    if path in _MODELS and key in _ORIGINS:
+        for other in _ORIGINS - {key}:
+            node.pop(other, None)

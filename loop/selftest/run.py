@@ -117,7 +117,7 @@ def staged(name: str, options: Options) -> tuple[Stage, ...]:
     recipe = RECIPES[name]
     changes = [f"seed={options.seed}"]
     if options.model is not None:
-        changes += ["model.from_scratch=null", f"model.path={options.model}"]
+        changes.append(f"model.path={options.model}")
     changes += [change for change in options.overrides if not change.startswith("stages.")]
     tree = read(recipe)
     if "stages" not in tree:

@@ -133,6 +133,14 @@ def test_a_model_from_elsewhere_takes_the_place_of_the_one_before(tmp_path: Path
     teacher = load(write(tmp_path, "e.yaml", taught)).trainer.teacher
     assert teacher is not None
     assert (teacher.path, teacher.run) == ("there", None)
+    for name in ("grpo_gsm8k", "orders", "grpo_sglang"):  # as their comments say
+        model = load(name, ["model.path=folder"]).model
+        assert (model.path, model.from_scratch) == ("folder", None)
+    tiny = load("grpo_gsm8k", ["model.path=folder", "model.from_scratch.alphabet=ab"]).model
+    assert (tiny.path, tiny.from_scratch and tiny.from_scratch.alphabet) == (None, "ab")
+    teacher = load("on_policy_distillation_digits", ["trainer.teacher.path=there"]).trainer.teacher
+    assert teacher is not None
+    assert (teacher.path, teacher.run) == ("there", None)
 
 
 def test_what_extends_itself_is_refused_with_the_circle(tmp_path: Path) -> None:
