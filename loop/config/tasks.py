@@ -1,9 +1,9 @@
 """The sections `tasks` and `data`: which tasks are used, and how each batch is selected."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from .base import Choice, Float, Int, NamedRewards, NamedWorkflow, Section
 from .engines import SamplingConfig
@@ -136,13 +136,18 @@ class TasksetConfig(Section):
         return value if isinstance(value, Mapping | cls) else {"weight": value}
 
 
+_ONE_OR_SEVERAL = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+}
+
+
 class SourceConfig(Section):
     """Files, dataset hubs or databases whose rows are stored before the run begins.
 
     As `rlake import` does: rows that are stored already are skipped.
     """
 
-    path: tuple[str, ...] = Field(min_length=1)
+    path: Annotated[tuple[str, ...], WithJsonSchema(_ONE_OR_SEVERAL)] = Field(min_length=1)
     """A file or a pattern of files, a dataset's folder, or an address; or several of these.
 
     Addresses are those of `rlake import --help`, such as `hf://OWNER/NAME` and
