@@ -15,7 +15,7 @@ from ..store.query import literal
 from .config import RunConfig, Stage
 from .evaluation.evaluate import evaluate
 from .run import check, run
-from .runs.job import same_config, stored_config
+from .runs.job import came_to_nothing, same_config, stored_config
 from .runs.metrics import Listener
 from .weight_sync.run_models import with_recorded_versions
 
@@ -101,6 +101,8 @@ def _of(stage: Stage, error: RlakeError) -> RlakeError:
 
 
 def _began(store: Store, stage: Stage) -> bool:
+    if stage.kind == "train" and came_to_nothing(store, stage.label):
+        return False
     return bool(_jobs(store, stage)) or _piped(store, stage)
 
 

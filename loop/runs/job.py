@@ -242,7 +242,7 @@ def newest_config(store: Store, run_id: str) -> str | None:
 
 def check_new(store: Store, run_id: str, name: str) -> None:
     """Raise ConfigError if a job of a run was started before, and the run came to something."""
-    if _came_to_nothing(store, run_id):
+    if came_to_nothing(store, run_id):
         return
     rows = store.sql(
         f"SELECT status FROM job_events WHERE run_id = {literal(run_id)} AND job = {literal(name)} "
@@ -264,13 +264,13 @@ def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -
     if not resume and name != "evaluate":
         check_new(store, config.name, name)
     made = [row for row in rows if row[0] != "evaluate"]  # an evaluation does not start a run
-    if made and name != "evaluate" and not _came_to_nothing(store, config.name):
+    if made and name != "evaluate" and not came_to_nothing(store, config.name):
         fixable = _FUNCTIONS if _all_failed(store, config.name) else {}
         same_config(made[-1][2], config, may_change=_MAY_CHANGE | fixable)
     return max((row[1] for row in mine), default=0) + 1
 
 
-def _came_to_nothing(store: Store, run_id: str) -> bool:
+def came_to_nothing(store: Store, run_id: str) -> bool:
     """Return whether a run failed before it stored anything, so that its name is free."""
     mine = f"WHERE run_id = {literal(run_id)}"
     stored = (f"EXISTS (FROM {table} {mine})" for table in ("policies", "experiences", "draws"))

@@ -65,7 +65,7 @@ async def agent_program(
         # the policy's replace those of the user, whose key is for another server
         program = await _start(command, {**os.environ, **api, **(environment or {})})
         try:
-            output, errors = await program.talk((task.prompt_text or "").encode())
+            output, errors = await program.communicate((task.prompt_text or "").encode())
         finally:
             await program.end()
         # first: a program that was ended for its output has a status too
@@ -95,11 +95,11 @@ class _Program:
     transport: asyncio.SubprocessTransport
     exited: asyncio.Event
 
-    async def talk(self, said: bytes) -> tuple[bytes, bytes]:
+    async def communicate(self, request: bytes) -> tuple[bytes, bytes]:
         """Write to its input; return its output and its errors."""
         output, errors = bytearray(), bytearray()
         # while it prints: one that prints much before it reads would wait for us, and we for it
-        writing = asyncio.create_task(self._write(said))
+        writing = asyncio.create_task(self._write(request))
         reading = asyncio.gather(
             self._read(self.process.stdout, output), self._read(self.process.stderr, errors)
         )
@@ -126,10 +126,10 @@ class _Program:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    async def _write(self, said: bytes) -> None:
+    async def _write(self, request: bytes) -> None:
         assert self.process.stdin is not None, "it was started with pipes"
         with suppress(ConnectionError):  # it may not read
-            self.process.stdin.write(said)
+            self.process.stdin.write(request)
             await self.process.stdin.drain()
         self.process.stdin.close()
 

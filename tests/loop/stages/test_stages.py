@@ -13,9 +13,10 @@ from support.tiny_models import SPEC, SUMS, table
 
 import rlake
 from rlake.loop import cli
-from rlake.loop.config import build_stages, load, load_stages
+from rlake.loop.config import RunConfig, build_stages, load, load_stages
 from rlake.loop.config.stages import Stage, of_name
 from rlake.loop.run import run
+from rlake.loop.runs import job as jobs
 from rlake.loop.runs.job import run_folder
 from rlake.loop.stages import run_stages, standing
 from rlake.loop.weight_sync.run_models import resolve_run_models
@@ -221,6 +222,18 @@ def test_a_stage_stopped_in_the_middle_goes_on_there_and_ends_as_if_it_never_sto
     with pytest.raises(ConfigError, match=r"run `demo.warm_start` was started before; continue"):
         run_stages(there, staged())
     _refuses_changes_of_what_is_finished(there)
+
+
+def test_a_stage_that_failed_before_it_stored_anything_starts_anew(store: Store) -> None:
+    warm, *_ = staged()
+    assert isinstance(warm.config, RunConfig)
+    with (
+        pytest.raises(RuntimeError, match="no database"),
+        jobs.job(store, warm.config, "train", resume=False) as mine,
+        jobs.recorded(mine, start_step=1),
+    ):
+        raise RuntimeError("no database")
+    assert next(standing(store, staged())) == (warm, False)
 
 
 def _refuses_changes_of_what_is_finished(store: Store) -> None:
