@@ -14,10 +14,15 @@ pytestmark = pytest.mark.slow
 NOTE = next(c.note for t in TABLES.values() for c in t.columns if c.name == "advantage")
 """What the column means, in the first table that has it."""
 READY = """(async () => {
-  await import("nicegui-codemirror");
-  await getElement(+document.querySelector(".nicegui-codemirror").id.slice(1)).editorPromise;
+  const shown = +document.querySelector(".nicegui-codemirror").id.slice(1);
+  const editor = await getElement(shown).editorPromise;
+  const known = () => editor.state.languageDataAt("autocomplete", 0).map(each => each.name);
+  for (const end = Date.now() + 90000; !known().includes("autocomplete");) {
+    if (Date.now() > end) throw new Error("completes only " + known());
+    await new Promise(again => setTimeout(again, 20));
+  }
 })()"""
-"""The page waits for the same before this does, to say what is completed."""
+"""Waits until the page has told the editor what it completes; before, only words of SQL are."""
 EDITOR = "document.querySelector('.cm-content').innerText"
 
 
