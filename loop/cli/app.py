@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...store import Store, connect, interrupts
-from ...store.errors import NotAStoreError, missing_extra
+from ...store.errors import ConfigError, NotAStoreError, message_of, missing_extra
 
 if TYPE_CHECKING:
     from ..config import RunConfig
@@ -122,7 +122,10 @@ def heavy(module: str, extra: str = "train") -> Any:
         # by name: `rlake --help` must not load torch
         return import_module(f"...{module}", __name__)
     except ModuleNotFoundError as error:
-        raise missing_extra(error.name or module, extra) from error
+        if error.name is None:  # transformers raises one of its own for any error of an import
+            cause = message_of(error.__cause__ or error)
+            raise ConfigError(f"a package of `rlake[{extra}]` cannot be loaded: {cause}") from error
+        raise missing_extra(error.name, extra) from error
 
 
 def opened(settings: "RunConfig", store: Any, job: str, *, create: bool = True) -> "Store":

@@ -7,8 +7,10 @@ import lance
 import pytest
 from support.commands import Command, last_json, refused
 
+from rlake.loop.cli import app
 from rlake.loop.cli.program import FORMER
 from rlake.store import Store, Task, connect
+from rlake.store.errors import ConfigError
 from rlake.store.schema import SCHEMA_VERSION, TABLES
 
 
@@ -384,3 +386,17 @@ def test_a_file_that_is_gone_is_a_failure_that_is_named(
         path.unlink()
     said = rlake(*command)
     refused(said, "`experiences`: Not found: ", ".lance; `rlake doctor` says", code=1)
+
+
+def test_a_package_that_cannot_be_loaded_is_not_called_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: object) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:  # as transformers does
+            raise ModuleNotFoundError("Could not import module 'PreTrainedModel'.") from error
+
+    monkeypatch.setattr(app, "import_module", load)
+    with pytest.raises(ConfigError, match=r"`rlake\[train\]` cannot be loaded: operator torchv"):
+        app.heavy("run")
