@@ -60,17 +60,18 @@ def test_each_port_is_published_on_loopback_only() -> None:
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-@pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # vLLM and torch for GPUs are several GB
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
 @pytest.mark.skipif(not _can_mount(), reason="needs root, and a kernel that lets it mount")
-def test_the_steps_of_the_cpu_image_give_a_command_that_trains() -> None:
+def test_the_steps_of_an_image_give_a_command_that_trains(target: str) -> None:
     # gigabytes, which `tmp_path` may keep in memory
     with TemporaryDirectory(dir="/var/tmp") as folder:
         view = View(Path(folder), context=ROOT)
         # this machine's Python may lie where only its owner may look
         above = "[*Path(sys.base_prefix).parents]"
         view.run(f"chmod o+x $(python3 -c 'import sys; from pathlib import Path; print(*{above})')")
-        for one in stage(DOCKERFILE, "cpu"):
+        for one in stage(DOCKERFILE, target):
             view.do(one, {"TORCH_INDEX": ""})
         _check(view)
 
