@@ -1,6 +1,6 @@
 """Read YAML files and recipes, merge them, and apply overrides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,7 @@ def merged(
 ) -> dict[str, Any]:
     """Return a tree of plain values with another laid over it, key by key."""
     made = dict(tree)
-    if path in _MODELS and _ORIGINS & changes.keys():
-        made = {key: old for key, old in made.items() if key not in _ORIGINS - changes.keys()}
+    _replace_origin(made, path, changes)
     for key, value in changes.items():
         old, here = made.get(key), (*path, key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
@@ -90,19 +89,19 @@ def override(tree: dict[str, Any], text: str) -> None:
     *parents, last = path.strip().split(".")
     node = tree
     for place, parent in enumerate(parents):
-        _replace_origin(node, tuple(parents[:place]), parent)
+        _replace_origin(node, tuple(parents[:place]), [parent])
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
             # A plain value, such as the name of an algorithm, gives way to the keys below it.
             child = node[parent] = {}
         node = child
     if given is not None:
-        _replace_origin(node, tuple(parents), last)
+        _replace_origin(node, tuple(parents), [last])
     node[last] = given
 
 
-def _replace_origin(node: dict[str, Any], path: tuple[str, ...], key: str) -> None:
-    """Leave out where a model came from if `key`, below `path`, says where it comes from."""
-    if path in _MODELS and key in _ORIGINS:
-        for other in _ORIGINS - {key}:
+def _replace_origin(node: dict[str, Any], path: tuple[str, ...], keys: Iterable[str]) -> None:
+    """Leave out where a model came from if a key, below `path`, says where it comes from."""
+    if path in _MODELS and (given := _ORIGINS.intersection(keys)):
+        for other in _ORIGINS - given:
             node.pop(other, None)
