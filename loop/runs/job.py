@@ -242,29 +242,31 @@ def newest_config(store: Store, run_id: str) -> str | None:
 
 def check_new(store: Store, run_id: str, name: str) -> None:
     """Raise ConfigError if a job of a run was started before, and the run came to something."""
-    if came_to_nothing(store, run_id):
-        return
     rows = store.sql(
         f"SELECT status FROM job_events WHERE run_id = {literal(run_id)} AND job = {literal(name)} "
         "ORDER BY created_at DESC LIMIT 1"
     ).fetchall()
-    for (status,) in rows:
-        raise ConfigError(
-            f"run `{run_id}` was started before (its `{name}` is {status}); continue it with "
-            "`--resume` (`resume=True` in Python), or name a new run with `--set name=...`"
-        )
+    if rows and not came_to_nothing(store, run_id):
+        raise _started_before(run_id, name, rows[0][0])
+
+
+def _started_before(run_id: str, name: str, status: str) -> ConfigError:
+    return ConfigError(
+        f"run `{run_id}` was started before (its `{name}` is {status}); continue it with "
+        "`--resume` (`resume=True` in Python), or name a new run with `--set name=...`"
+    )
 
 
 def _next_attempt(store: Store, config: RunConfig, name: str, *, resume: bool) -> int:
     rows = store.sql(
-        f"SELECT job, attempt, config FROM job_events WHERE run_id = '{config.name}' "
+        f"SELECT job, attempt, config, status FROM job_events WHERE run_id = '{config.name}' "
         "ORDER BY created_at"
     ).fetchall()
     mine = [row for row in rows if row[0] == name]
-    if not resume and name != "evaluate":
-        check_new(store, config.name, name)
     made = [row for row in rows if row[0] != "evaluate"]  # an evaluation does not start a run
     if made and name != "evaluate" and not came_to_nothing(store, config.name):
+        if mine and not resume:
+            raise _started_before(config.name, name, mine[-1][3])
         fixable = _FUNCTIONS if _all_failed(store, config.name) else {}
         same_config(made[-1][2], config, may_change=_MAY_CHANGE | fixable)
     return max((row[1] for row in mine), default=0) + 1
