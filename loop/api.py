@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from ..store import Store, connect, interrupts
-from ..store.errors import ConfigError, NotFoundError, missing_extra, nearest
+from ..store.errors import ConfigError, NotFoundError, closest, missing_extra, nearest
 from ..store.lineage.policy import PolicyLineage, of_policy
 from ..store.query import literal
 from ..store.verify_draws import Verdict, verify
@@ -188,9 +188,8 @@ def train(
     256}}`. Without a `name`, it is the next free `run-N`; with `resume`, the newest run.
     """
     for key in sections.keys() - RunConfig.model_fields.keys():
-        near = nearest(key, ("rewards", "steps", "where", "resume"))
-        if "did you mean" in near:
-            raise ConfigError(f"unknown parameter `{key}` of `train`{near}")
+        if close := closest(key, ("rewards", "steps", "where", "resume")):
+            raise ConfigError(f"unknown parameter `{key}` of `train`; did you mean `{close}`?")
     store = _opened(store)
     if rewards is None and where is None and not sections.keys() & {"explorer", "trainer", "data"}:
         _log.warning("without `rewards` or `where` this trains on all stored rows")
