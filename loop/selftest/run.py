@@ -159,9 +159,9 @@ def _chosen(names: Sequence[str]) -> list[str]:
             raise ConfigError(f"the self-test has no task `{name}`{nearest(name, known)}")
     # a task whose package or data are missing is refused by its name, and left out of all
     if "all" in names:
-        missing = {} if find_spec("textworld") else {"textworld", "alfworld"}
-        missing = {*missing, *([] if has_games() else ["alfworld"])}
-        return [name for name in RECIPES if name not in missing]
+        has_engine = find_spec("textworld") is not None
+        there = {"textworld": has_engine, "alfworld": has_engine and has_games()}
+        return [name for name in RECIPES if there.get(name, True)]
     return list(dict.fromkeys(names))
 
 

@@ -146,15 +146,16 @@ def _made(spec: DomainSpec, task: Task) -> Domain:
 
 
 def _carry_out(world: Domain, actions: Sequence[Mapping[str, Any]], task: Task) -> None:
+    known = {who: _tools(world, who) for who in _TOOLS}
     for action in actions:
         name, arguments = str(action.get("name")), action.get("arguments") or {}
         who = action.get("requestor") or "assistant"
-        if who not in _TOOLS:
+        if who not in known:
             raise JobError(
                 f"`requestor` of an action of task {task.task_id} must be `assistant` or `user`, "
                 f"got {who!r}"
             )
-        tools = _tools(world, who)
+        tools = known[who]
         if name not in tools:
             whose = "" if who == "assistant" else " of the user"
             raise JobError(
