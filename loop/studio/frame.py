@@ -130,6 +130,16 @@ class View:
         """Return the rows of a SELECT as mappings."""
         return (await self.rows(sql, limit=limit)).records()
 
+    async def one(self, sql: str, *, absent: str) -> dict[str, Any]:
+        """Return the first row of a SELECT as a mapping.
+
+        Raises NotFoundError with the text `absent` where there is none: a page reads several
+        times, and the store may be restored or rows deleted in between.
+        """
+        for row in await self.query(sql, limit=1):
+            return row
+        raise NotFoundError(absent)
+
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Return what a function of the store returns, called in a thread."""
         return await self.wait(self.studio.queries.call(function, *args))

@@ -38,16 +38,20 @@ class Tokens(Element, component="tokens.js"):
 
 
 async def show_tokens(view: View, experience_id: str) -> None:
-    """Show the tokens of a rollout, if it has any; `color` says by what."""
+    """Show the tokens of a rollout, if it has any; `color` says by what.
+
+    Raises NotFoundError for a rollout that is not stored, or no longer.
+    """
     key = literal(experience_id)
     parts = ", ".join(
         f"{name}[:{MOST}] AS {name}"
         for name in ("token_ids", "loss_mask", "logprobs", "teacher_logprobs", "token_rewards")
     )
-    [row] = await view.query(
+    row = await view.one(
         f"SELECT {parts}, num_tokens, tokenizer, coalesce(advantage, (SELECT "
         f"arg_max(d.advantage, d.created_at) FROM draws d WHERE d.experience_id = {key})) "
-        f"AS advantage FROM experiences WHERE experience_id = {key}"
+        f"AS advantage FROM experiences WHERE experience_id = {key}",
+        absent=f"rollout `{experience_id}` is no longer in this store; see the page Rollouts",
     )
     heading("Tokens")
     if not row["token_ids"]:

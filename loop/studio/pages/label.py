@@ -63,7 +63,7 @@ async def show(view: View) -> None:
     offered: dict[str, dict[str, float | None]] = {}
     for queue, label, score in (await view.rows(_OFFERED)).rows:
         offered.setdefault(queue, {})[label] = score
-    links = [_link(row[0], offered[row[0]], row[-1]) for row in found.rows]
+    links = [_link(row[0], offered.get(row[0], {}), row[-1]) for row in found.rows]
     grid(found, links=links) if found.rows else empty("No label is stored yet.")
     same_as(sql=_QUEUES, command=_command(view))
 

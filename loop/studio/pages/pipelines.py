@@ -13,7 +13,7 @@ from ....operators.apply import Applied
 from ....operators.invariants import id_column
 from ....operators.resolve import public, resolve
 from ....store import Store
-from ....store.errors import ConfigError, NotFoundError
+from ....store.errors import ConfigError
 from ....store.query import literal
 from ..frame import View, address, page
 from ..graph import Box, graph
@@ -72,10 +72,10 @@ async def show(view: View) -> None:
 async def _run(view: View, lineage_id: str) -> None:
     """Show one run: its operators as a graph, why it dropped rows, and samples of what it did."""
     key = literal(lineage_id)
-    found = await view.query(f"SELECT * FROM lineage WHERE lineage_id = {key}")
-    if not found:
-        raise NotFoundError(f"no pipeline run `{lineage_id}` in this store; the page lists them")
-    [one] = found
+    one = await view.one(
+        f"SELECT * FROM lineage WHERE lineage_id = {key}",
+        absent=f"no pipeline run `{lineage_id}` in this store; the page lists them",
+    )
     drops = await view.rows(_DROPS.format(key))
     ui.label(f"{one['pipeline']}, {one['created_at']:%Y-%m-%d %H:%M}, {lineage_id}").classes("soft")
     with ui.element("div").classes("card"):

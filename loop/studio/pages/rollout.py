@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from fastapi import Response
 from nicegui import ui
 
-from ....store.errors import NotFoundError
 from ....store.image_parts import is_image, parts_of
 from ....store.media import image_bytes
 from ....store.query import is_in, literal
@@ -33,14 +32,10 @@ async def read(view: View, experience_id: str) -> dict[str, Any]:
         "experience_id, run_id, task_id, group_id, batch, parent_id, reward, rewards, metrics, "
         f"segments, prompt_text, response_text, messages, {', '.join(_FACTS)}"
     )
-    found = await view.query(
-        f"SELECT {columns} FROM experiences WHERE experience_id = {literal(experience_id)}"
+    return await view.one(
+        f"SELECT {columns} FROM experiences WHERE experience_id = {literal(experience_id)}",
+        absent=f"no rollout `{experience_id}` in this store; find one on the page Rollouts",
     )
-    if not found:
-        raise NotFoundError(
-            f"no rollout `{experience_id}` in this store; find one on the page Rollouts"
-        )
-    return found[0]
 
 
 @page("/rollout", "Rollout")
