@@ -7,7 +7,15 @@ from typing import Any
 from ...store.ids import content_id
 from ...store.records import Experience, Message, Task
 from ..inference.messages import after, begins, is_begun
-from ..inference.policy import Completion, Policy, PolicyError, Sampling, Timing, Turn
+from ..inference.policy import (
+    Completion,
+    Policy,
+    PolicyError,
+    Sampling,
+    Timing,
+    Turn,
+    default_sampling,
+)
 
 
 class RolloutPolicy:
@@ -31,6 +39,15 @@ class RolloutPolicy:
         """Metrics of the rollout, which are stored with its last row."""
         self.ended: str | None = None
         """Why the rollout ended, if not for the last completion's reason."""
+
+    def companion(self, other: Policy, role: str) -> "RolloutPolicy":
+        """Return the same rollout's policy for another model, which is seeded by its `role` too."""
+        return RolloutPolicy(
+            other,
+            sampling=default_sampling(other),
+            seed=self._seed,
+            rollout=f"{self.rollout}/{role}",
+        )
 
     @property
     def version(self) -> int | None:

@@ -21,7 +21,7 @@ from ..inference.policy import Policy
 from ..trajectories.conversation import Conversation
 from ..trajectories.trajectory import record_metric
 from .react import results
-from .user_simulator import ROLE, SimulatedUser
+from .user_simulator import ROLE, SimulatedUser, user_of
 
 DomainSpec = str | Mapping[str, Mapping[str, Any] | None]
 """`package.module:function`, or `{package.module:function: {parameter: value}}`."""
@@ -97,8 +97,9 @@ async def tool_agent_user(
     conversation = Conversation(task, policy, tools=box.specs, messages=[*system, *rest])
     person = None
     if user is not None:
+        model = user_of(policy, user)
         person = SimulatedUser(
-            task, user, role=role, done=done, tools=theirs, seconds=tool_seconds, note=note
+            task, model, role=role, done=done, tools=theirs, seconds=tool_seconds, note=note
         )
     is_done = False
     # one more round than answers, in which the user may end the conversation

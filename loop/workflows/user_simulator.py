@@ -11,6 +11,7 @@ from ...store.records import Experience, Message, Task
 from ..environments.tools import Tool, Toolbox
 from ..inference.policy import Policy, PolicyError
 from ..trajectories.conversation import Conversation
+from ..trajectories.trajectory import RolloutPolicy
 from .react import results
 
 ROLE = (
@@ -43,7 +44,7 @@ async def user_simulator(
     PolicyError if the user model fails.
     """
     conversation = Conversation(task, policy)
-    person = SimulatedUser(task, user, role=role, done=done)
+    person = SimulatedUser(task, user_of(policy, user), role=role, done=done)
     given = len([m for m in task.messages if m.get("role") == "system"])
     for _ in range(max_turns):
         spoken = conversation.messages[given:]
@@ -62,6 +63,11 @@ async def user_simulator(
     rows = conversation.rows()
     measured = {"user/done": float(person.is_done), "user/turns": float(len(conversation.turns))}
     return [*rows[:-1], *(replace(r, metrics={**r.metrics, **measured}) for r in rows[-1:])]
+
+
+def user_of(policy: Policy, user: Policy) -> Policy:
+    """Return the user of the policy's rollout, seeded by it: the rollout can be made again."""
+    return policy.companion(user, "user") if isinstance(policy, RolloutPolicy) else user
 
 
 class SimulatedUser:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.tiny_models import SPEC, config, speaking, table, tiny
 from rlake.loop.config import OtherModel, TinyModel
 from rlake.loop.inference.build import start_auxiliary
 from rlake.loop.inference.chat_policy import ChatPolicy
-from rlake.loop.inference.policy import Policy
+from rlake.loop.inference.policy import Policy, Sampling
 from rlake.loop.inference.scripted import ScriptedPolicy
 from rlake.loop.inference.transformers_engine.engine import TransformersEngine
 from rlake.loop.models.token_logprobs import token_logprobs
@@ -160,6 +161,29 @@ def test_a_simulated_user_talks_until_it_is_done_and_is_not_trained_on() -> None
     assert "a seat to Bern" in heard[0][0]["content"]
     assert row.messages is not None
     assert [m["content"] for m in row.messages[1:]] == ["To Bern.", "When?", "At noon.", "Booked."]
+
+
+@pytest.mark.parametrize("workflow", ["user_simulator", "tool_agent_user"])
+def test_users_of_a_group_differ_and_a_rollout_made_again_hears_the_same(workflow: str) -> None:
+    heard = [heard_from_users(workflow, seed) for seed in (0, 0, 1)]
+    assert len(set(heard[0])) == len(heard[0]) == 4
+    assert heard[0] == heard[1]
+    assert not set(heard[0]) & set(heard[2])
+
+
+def heard_from_users(workflow: str, seed: int) -> list[tuple[str, ...]]:
+    """What the users of four rollouts say, played by a real model that samples."""
+    given: dict[str, Any] = {"max_turns": 3}
+    if workflow == "tool_agent_user":
+        given["domain"] = "rlake.loop.recipes.toys:orders"
+    user = speaking(sampling=Sampling(temperature=1.0, max_tokens=12))
+    asked = replace(PERSON, metadata={**(PERSON.metadata or {}), "actions": [], "outputs": []})
+    how: dict[str, Any] = {"group_size": 4, "models": {"user": user}, "seed": seed}
+    rows = rollouts(ScriptedPolicy(["Yes."]), {workflow: given}, asked, **how)
+    assert [row.drop_reason for row in rows] == [None] * 4
+    said = [[m for m in row.messages or () if m.get("role") == "user"] for row in rows]
+    assert {len(one) for one in said} == {3}
+    return [tuple(str(m["content"]) for m in one) for one in said]
 
 
 def test_a_user_who_is_never_done_is_left_after_so_many_turns() -> None:
