@@ -176,7 +176,7 @@ def heard_from_users(workflow: str, seed: int) -> list[tuple[str, ...]]:
     given: dict[str, Any] = {"max_turns": 3}
     if workflow == "tool_agent_user":
         given["domain"] = "rlake.loop.recipes.toys:orders"
-    user = speaking(sampling=Sampling(temperature=1.0, max_tokens=12))
+    user = speaking(max_length=1024, sampling=Sampling(temperature=1.0, max_tokens=12))
     asked = replace(PERSON, metadata={**(PERSON.metadata or {}), "actions": [], "outputs": []})
     how: dict[str, Any] = {"group_size": 4, "models": {"user": user}, "seed": seed}
     rows = rollouts(ScriptedPolicy(["Yes."]), {workflow: given}, asked, **how)
