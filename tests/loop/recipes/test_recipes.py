@@ -255,6 +255,7 @@ def run_short(name: str, store: Store, overrides: Sequence[str] = ()) -> None:
 
 
 OF_OTHERS = {
+    "agentscope": "the package agentscope (tests/loop/workflows/test_agent_program.py)",
     "alfworld": "ALFWorld's game files (tests/loop/environments/test_alfworld.py)",
     "langgraph": "the package langgraph (tests/loop/workflows/test_agent_program.py)",
 }

@@ -122,3 +122,37 @@ def test_grpo_trains_a_frameworks_agent_by_its_calls(
     drawn = "SELECT count(*) FROM draws ANTI JOIN experiences USING (experience_id)"
     assert store.sql(drawn).fetchall() == [(0,)]
     assert store.sql("SELECT count(DISTINCT digest) FROM policies").fetchall() == [(2,)]
+
+
+SORTER = "rlake.loop.recipes.toys.agentscope_agent"
+
+
+def test_a_missing_environment_of_agentscope_is_named_with_its_installation() -> None:
+    row = tried("python", "-m", SORTER, environment={"AGENTSCOPE_PYTHON": "no/bin/python"})
+    told = str(row.drop_reason)
+    assert "`no/bin/python` has no agentscope; install it with `python -m venv" in told
+    # one that has no agentscope either is not started again and again
+    row = tried("python", "-m", SORTER, environment={"AGENTSCOPE_PYTHON": sys.executable})
+    assert "has no agentscope; install it" in str(row.drop_reason)
+
+
+@pytest.mark.slow
+def test_the_recipe_of_agentscope_trains_on_the_calls_of_its_agent(tmp_path: Path) -> None:
+    if not has("agentscope"):
+        pytest.skip("needs agentscope; `make .venv/.agentscope`")
+    store = connect(tmp_path / "lake")
+    program = "explorer.workflow.agent_program"
+    settings = [
+        f"{program}.environment={{AGENTSCOPE_PYTHON: {OTHER}}}",
+        "algorithm={grpo: {group_size: 2}}",
+        "trainer.steps=1",
+        "trainer.batch_size=1",
+    ]
+    words = [word for text in settings for word in ("--set", text)]
+    assert cli.run_command(["run", "agentscope", "--store", store.uri, *words]) == 0
+    [(rows, drops, turns)] = store.sql(
+        "SELECT count(*), count(drop_reason), max(num_turns) FROM experiences"
+    ).fetchall()
+    assert (rows, drops, turns) == (2, 0, 1)
+    asked = store.sql("SELECT DISTINCT messages::JSON->0->>'role' FROM experiences").fetchall()
+    assert asked == [("system",)]
